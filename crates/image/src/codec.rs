@@ -204,9 +204,9 @@ impl Decoder {
     }
 }
 
-/// Fills `decoded` with the first bytes of the frames with which `stored` begins, one behind the
-/// other. Returns how many there were. The window of a frame may be large, but no more of it is
-/// touched than is decoded.
+/// Fills `decoded` with the first bytes of the frames with which `stored` begins, one after the
+/// other. Returns their number. The window of a frame may be large, but only decoded bytes
+/// touch it.
 fn first_of_frames(
     frames: &mut Frames<'static>,
     stored: &[u8],

@@ -30,9 +30,9 @@ pub struct Inode {
 pub struct Metadata {
     /// Permission bits including set-uid, set-gid and sticky: `0..=0o7777`, without the file type.
     pub permissions: u16,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group ID.
     pub gid: u32,
     /// Time of last modification.
     pub mtime: Mtime,

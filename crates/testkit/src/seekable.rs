@@ -102,7 +102,7 @@ struct Writer {
     options: Options,
     stored: Vec<u8>,
     tar: Vec<u8>,
-    /// What the member or frame holds that is being filled.
+    /// Decoded content of the member or frame being filled.
     pending: Vec<u8>,
     /// Whether there is a file's content in it.
     has_payload: bool,

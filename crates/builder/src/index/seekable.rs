@@ -1,4 +1,4 @@
-//! Makes an image of layers that say themselves what is in them.
+//! Makes an image from layers with tables of contents.
 //!
 //! ```text
 //! tables of contents ─┬─ entries ─ overlay ─ tree ─┬─ bootstrap
@@ -18,18 +18,18 @@ use lazuli_image::{
 use super::MAX_LAYERS;
 use crate::{build::stack, error::BuildError, pack::for_each_chunk};
 
-/// Most parts of files, each of the chunk size: 8 bytes of the bootstrap, and 64 GiB of content if it
-/// is the smallest one.
+/// Maximum number of chunk-sized parts of all files. A part takes 8 bytes of the bootstrap; with the
+/// smallest chunk size this is 64 GiB of content.
 const MAX_PARTS: u64 = 16 << 20;
 
 /// A seekable layer with its table of contents.
 #[derive(Clone, Debug)]
 pub struct LayerToc {
-    /// What the manifest says.
+    /// The manifest's description.
     pub layer: SeekableLayer,
     /// The table, unpacked and compared with its digest.
     pub toc: Vec<u8>,
-    /// Where what follows the files' content begins in the layer.
+    /// End of the files' content in the layer.
     pub end: Stored,
 }
 
@@ -38,15 +38,14 @@ pub struct LayerToc {
 pub struct SeekableImage {
     /// The metadata file. It is for this node, and not for a registry.
     pub bootstrap: Vec<u8>,
-    /// Where decoders can begin in its gzip layers.
+    /// Points at which decoders can begin in its gzip layers.
     pub points: Vec<(BlobIndex, Points)>,
 }
 
-/// Makes the image that consists of `layers`, lowest first. It has what their tables say, and
-/// nothing else. Memory is that of the tree.
+/// Makes the image of `layers`, lowest first, from their tables alone. Memory is that of the tree.
 ///
 /// # Errors
-/// A table is damaged or hostile, or says of a file that cannot be read in places.
+/// A table is damaged or hostile, or lists a file that cannot be read in parts.
 pub fn assemble_seekable(layers: &[LayerToc]) -> Result<SeekableImage, BuildError> {
     let (count, limit) = (layers.len() as u64, MAX_LAYERS as u64);
     if count > limit {
@@ -71,8 +70,8 @@ pub fn assemble_seekable(layers: &[LayerToc]) -> Result<SeekableImage, BuildErro
     Ok(SeekableImage { bootstrap, points: points.collect() })
 }
 
-/// Bounds what the bootstrap takes for the content of files: tables may make the chunk size small,
-/// and others of a few bytes speak of a file of 16 MiB.
+/// Bounds the bootstrap's size: a table may make the chunk size small while a few bytes of another
+/// one claim large files.
 fn must_fit(tree: &Tree, chunk_size: u32) -> Result<(), BuildError> {
     let parts = |id| match &tree[InodeId(id)].kind {
         Kind::Regular { size, .. } => size.div_ceil(chunk_size.into()),
@@ -85,7 +84,7 @@ fn must_fit(tree: &Tree, chunk_size: u32) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// The layers of which files of the image have chunks, each once, and what is hot in them.
+/// The layers whose chunks the image uses, each once, with their landmarks.
 fn used(
     tree: &mut Tree,
     layers: Vec<(BlobRecord, Option<Stored>)>,

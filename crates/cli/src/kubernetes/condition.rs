@@ -3,10 +3,11 @@
 use std::fmt;
 
 use anyhow::Result;
+use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{observe::Row, rfc3339, text::plain};
+use super::{observe::Row, text::plain};
 
 /// The condition's type.
 const TYPE: &str = "LazyPulls";
@@ -14,9 +15,9 @@ const TYPE: &str = "LazyPulls";
 /// The key of the taint with which a node may join.
 pub(super) const TAINT: &str = "lazuli/not-ready";
 
-/// Seconds after which an unchanged condition is written again, so that a stale one can be told. As
+/// Time after which an unchanged condition is written again, so that a stale one can be told. As
 /// often as the kubelet writes an unchanged status.
-const HEARTBEAT: u64 = 5 * 60;
+const HEARTBEAT: SignedDuration = SignedDuration::from_mins(5);
 
 /// Whether lazy pods can start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,24 +89,24 @@ impl Condition {
 
     /// A patch of the node's status, unless the node has the condition already.
     pub(super) fn patch(&self, node: &Node) -> Option<Value> {
-        let now = rfc3339::now();
+        let now = Timestamp::now();
+        let time = format!("{now:.0}");
         let written = node.status.conditions.iter().find(|written| written.kind == TYPE);
         let status = self.status.to_string();
         let mut patch = json!({
             "type": TYPE, "status": status, "reason": self.reason, "message": self.message,
-            "lastHeartbeatTime": now,
+            "lastHeartbeatTime": time,
         });
         let is_same = |written: &&Written| written.status == status;
         if written.filter(is_same).is_none() {
-            patch["lastTransitionTime"] = json!(now);
+            patch["lastTransitionTime"] = json!(time);
         }
-        // The text of a time sorts like the time.
-        let fresh = rfc3339::text(rfc3339::seconds().saturating_sub(HEARTBEAT));
+        let is_fresh = |time: Timestamp| now.duration_since(time) < HEARTBEAT;
         let is_told = written.is_some_and(|written| {
             written.status == status
                 && written.reason == self.reason
                 && written.message == self.message
-                && written.last_heartbeat_time > fresh
+                && written.last_heartbeat_time.parse().is_ok_and(is_fresh)
         });
         (!is_told).then(|| json!({ "status": { "conditions": [patch] } }))
     }
@@ -180,9 +181,13 @@ mod tests {
             node(json!({ "status": { "conditions": [
             { "type": "Ready", "status": "False" }, written ] } }))
         };
+        assert_eq!(
+            written["lastTransitionTime"].as_str().unwrap().len(),
+            "2026-11-25T09:24:12Z".len()
+        );
         assert_eq!(condition.patch(&told(&written)), None);
         let mut old = written.clone();
-        old["lastHeartbeatTime"] = json!("2000-01-01T00:00:00Z");
+        old["lastHeartbeatTime"] = json!(format!("{:.0}", Timestamp::now() - HEARTBEAT));
         let again = condition.patch(&told(&old)).unwrap();
         assert_eq!(again["status"]["conditions"][0]["lastTransitionTime"], Value::Null);
         let other = Condition::of(&Ok(vec![row("plugin", "lacking")]));

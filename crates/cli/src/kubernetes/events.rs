@@ -6,10 +6,11 @@ use std::{
 };
 
 use indicatif::BinaryBytes;
+use jiff::Timestamp;
 use lazuli_runtime::daemon::{DriverChoice, FailedReadStatus, ServerStatus, Status};
 use serde_json::{Value, json};
 
-use super::{rfc3339, text::plain};
+use super::text::plain;
 
 /// How long the same is not said again of the same object. The API server keeps events for an hour.
 const AGAIN: Duration = Duration::from_secs(600);
@@ -77,7 +78,7 @@ impl Events {
             return None;
         }
         self.said.insert(subject, now);
-        let time = rfc3339::now();
+        let time = format!("{:.0}", Timestamp::now());
         let body = json!({
             "apiVersion": "v1", "kind": "Event",
             "metadata": { "generateName": "lazuli-", "namespace": namespace },

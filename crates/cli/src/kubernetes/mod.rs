@@ -7,7 +7,6 @@ mod api;
 mod condition;
 mod events;
 mod observe;
-mod rfc3339;
 mod text;
 
 use std::{path::PathBuf, time::Duration};

@@ -1,6 +1,6 @@
 //! Ordinary images that start lazily as they are, with an index beside them.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use lazuli_testkit::{
     kernel::{Feature, require},
@@ -11,21 +11,19 @@ use lazuli_testkit::{
     tarball::{self, Entry},
 };
 
-use crate::{lazuli::Lazuli, mount::unpack, policy::signer::Signer, reliability::able};
+use crate::{
+    lazuli::Lazuli,
+    mount::unpack,
+    numbered::{assert_checked, files, read},
+    policy::signer::Signer,
+    reliability::able,
+};
 
 const TRUST: &str = "[index]\ntrust = \"repository\"\n[fetch]\namplify_bytes = 0\n";
 
-/// The content of a file of [`image`], which compresses to a half.
-fn content(number: usize) -> Vec<u8> {
-    let bytes = odd::random(number as u64, 150_000);
-    bytes.iter().flat_map(|byte| format!("{byte:02x}").into_bytes()).collect()
-}
-
 /// Files that take some MiB together.
 fn image(compression: Compression) -> Image {
-    let files: Vec<_> =
-        (0..20).map(|number| Entry::file(format!("file{number}"), content(number))).collect();
-    Image::new([Layer::new(tarball::write(&files), compression)])
+    Image::new([Layer::new(tarball::write(&files()), compression)])
 }
 
 #[test]
@@ -71,16 +69,6 @@ fn indexed(lazuli: &Lazuli, compression: Compression) -> (FakeRegistry, String, 
     assert_eq!(registry.manifest("app", "1").unwrap(), before);
     let pinned = format!("{name}@{digest}");
     (registry, name, pinned)
-}
-
-fn read(directory: &Path, number: usize) -> Result<(), i32> {
-    match fs::read(directory.join(format!("file{number}"))) {
-        Ok(bytes) => {
-            assert!(bytes == content(number), "file{number} has wrong bytes");
-            Ok(())
-        }
-        Err(error) => Err(error.raw_os_error().unwrap()),
-    }
 }
 
 #[test]
@@ -156,18 +144,7 @@ fn another_layer_under_the_same_index_gives_errors() {
         let at = mountpoint.to_str().unwrap();
         lazuli.ok(["mount", "oci:layout:1", at, "--driver", driver]);
         let stored = image(compression).layers[0].stored().unwrap();
-        let digest = lazuli_image::Algorithm::Sha256.digest(&stored);
-        let blob = layout.join("blobs/sha256").join(digest.hex());
-        let mut changed = stored.clone();
-        let middle = changed.len() / 2;
-        changed[middle..middle + 20_000].iter_mut().for_each(|byte| *byte ^= 0x55);
-        fs::write(&blob, &changed).unwrap();
-        let read_all = || (0..20).map(|number| read(&mountpoint, number)).collect::<Vec<_>>();
-        let found = read_all();
-        assert!(found.contains(&Err(5)), "{found:?}");
-        assert!(found.contains(&Ok(())), "{found:?}");
-        fs::write(&blob, &stored).unwrap();
-        assert!(read_all().iter().all(Result::is_ok));
+        assert_checked(&mountpoint, &layout, &stored);
         lazuli.ok(["umount", at]);
     }
 }

@@ -26,6 +26,7 @@ mod metrics;
 mod mirror;
 mod mount;
 mod nodes;
+mod numbered;
 mod nydus_image;
 mod p2p;
 mod policy;

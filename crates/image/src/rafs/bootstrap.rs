@@ -54,7 +54,7 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         if self.origin() == Origin::V5 { 5 } else { 6 }
     }
 
-    /// What the image was before it became a bootstrap.
+    /// The source of the bootstrap.
     pub fn origin(&self) -> Origin {
         self.tables.origin
     }

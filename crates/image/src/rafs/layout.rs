@@ -7,7 +7,7 @@ use zerocopy::{
 
 use crate::chunk::Part;
 
-/// What a bootstrap was before it was written. Its label says so.
+/// The source of a bootstrap. Its label names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// This very format.
@@ -39,7 +39,7 @@ impl Origin {
         }
     }
 
-    /// What a bootstrap with this label was. Other writers may put anything there.
+    /// Parses a bootstrap's label. Other writers may put anything there.
     pub(super) fn of_label(label: &[u8; 16]) -> Self {
         let known = [Origin::V5, Origin::Seekable];
         known.into_iter().find(|origin| origin.label() == *label).unwrap_or(Origin::V6)

@@ -1,5 +1,5 @@
-//! Bootstraps of images whose layers say themselves what is in them, see
-//! [`crate::seekable`]. They are made on the node, and stay there.
+//! Bootstraps of images whose layers have tables of contents, see [`crate::seekable`]. They are made
+//! on the node, and stay there.
 
 use super::{
     BlobRecord, BootstrapOptions, TailInfo, layer_index,
@@ -11,8 +11,8 @@ use crate::{
     points::NewPoint,
 };
 
-/// What a bootstrap says about a layer of `stored_size` bytes with these chunks, in their order.
-/// Each is in a unit that begins with a gzip member or a zstd frame.
+/// Makes a bootstrap's record of a layer of `stored_size` bytes with these chunks, in stored order.
+/// Each chunk is in a unit that begins with a gzip member or a zstd frame.
 ///
 /// # Errors
 /// There are too many chunks.

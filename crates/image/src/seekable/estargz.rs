@@ -16,11 +16,11 @@ const BLOCK: usize = 512;
 /// Bytes that are unpacked at a time.
 const STEP: usize = 256 << 10;
 
-/// How a footer ends, behind 16 hex digits: the empty last block of deflate, CRC and size.
+/// The end of a footer, after 16 hex digits: the empty last block of deflate, CRC and size.
 const EMPTY: [u8; 13] = [1, 0, 0, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// Where in its layer the member with the table begins, as the footer says with which `tail`, the
-/// layer's last bytes, ends.
+/// Finds the member with the table: its offset in the layer, from the footer at the end of `tail`,
+/// the layer's last bytes.
 ///
 /// # Errors
 /// There is no such footer.
@@ -32,7 +32,7 @@ pub fn footer(tail: &[u8], layer: Digest) -> Result<u64, FormatError> {
         let head = [&[0x1f, 0x8b, 8, 4, 0, 0, 0, 0, 0], &[0xff, extra, 0][..], id].concat();
         let size = head.len() + 22 + EMPTY.len();
         let Some(footer) = tail.len().checked_sub(size).map(|at| &tail[at..]) else { continue };
-        // The operating system is of no account.
+        // The byte between them is the operating system, which does not matter.
         let begins = footer[..9] == head[..9] && footer[10..head.len()] == head[10..];
         let (digits, rest) = footer[head.len()..].split_at(16);
         if !begins || rest[..6] != *b"STARGZ" || rest[6..] != EMPTY {
@@ -96,7 +96,7 @@ fn size_of_file(header: &[u8; BLOCK]) -> Result<usize, String> {
     }
 }
 
-/// What a member decodes to.
+/// Decoder of a member.
 struct Unpacked<'a> {
     inflate: Inflate,
     rest: &'a [u8],

@@ -1,26 +1,26 @@
-//! What a manifest says about a seekable layer.
+//! The manifest's description of a seekable layer.
 
 use crate::{
     Codec, Digest, FormatError,
     oci::{Descriptor, Manifest, annotation, media_type},
 };
 
-/// Most bytes of a table of contents, as stored and unpacked. A file takes some 300 of them
+/// Maximum size of a table of contents in bytes, stored and unpacked. A file takes some 300 of them
 /// unpacked, a twentieth of that as stored.
 pub const MAX_TOC: u64 = 128 << 20;
 
 /// A layer that has a table of contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeekableLayer {
-    /// SHA-256 of it as stored.
+    /// SHA-256 of the stored layer.
     pub digest: Digest,
-    /// Its bytes as stored.
+    /// Its stored size in bytes.
     pub size: u64,
-    /// Where its table of contents is.
+    /// Place of its table of contents.
     pub toc: TocPlace,
 }
 
-/// Where the table of contents of a layer is, and what proves it.
+/// Place of a layer's table of contents, and the digest that proves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TocPlace {
     /// In a gzip member to which the footer leads (eStargz).
@@ -41,12 +41,12 @@ pub enum TocPlace {
     },
 }
 
-/// Of what a digest is.
+/// The form of the table that a digest covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameDigest {
-    /// Of the table as stored (containers/storage).
+    /// Digest of the table as stored (containers/storage).
     Stored(Digest),
-    /// Of the unpacked table (stargz-snapshotter).
+    /// Digest of the unpacked table (stargz-snapshotter).
     Unpacked(Digest),
 }
 
@@ -58,8 +58,7 @@ impl SeekableLayer {
         layers.collect::<Option<Vec<_>>>().filter(|layers| !layers.is_empty())
     }
 
-    /// The layer that a manifest describes so; `None` if it says of no table of contents, or of
-    /// two.
+    /// Parses a layer's description; `None` if its annotations name no table of contents, or two.
     pub fn of(layer: &Descriptor) -> Option<Self> {
         let note = |name: &str| layer.annotations.get(name).map(String::as_str);
         let digest = |name: &str| note(name)?.parse().ok();
@@ -85,12 +84,12 @@ impl SeekableLayer {
         Some(SeekableLayer { digest: layer.digest, size: layer.size, toc })
     }
 
-    /// Whether it has files of the format's own in its root, which are not the image's.
+    /// Returns whether its root has files of the format that are not part of the image.
     pub fn has_landmarks(&self) -> bool {
         !matches!(self.toc, TocPlace::Frame { digest: FrameDigest::Stored(_), .. })
     }
 
-    /// How its pieces are compressed.
+    /// The compression of its pieces.
     pub fn codec(&self) -> Codec {
         match self.toc {
             TocPlace::Member { .. } => Codec::Gzip,

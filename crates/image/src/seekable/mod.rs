@@ -1,4 +1,4 @@
-//! Ordinary layers that say themselves what is in them: eStargz and zstd:chunked.
+//! Ordinary layers that have a table of contents: eStargz and zstd:chunked.
 //!
 //! Both are tars whose content is compressed piece by piece, with a *table of contents* (TOC) at
 //! the end: JSON, with the metadata of each file, and for each piece the stored place and the
@@ -14,7 +14,6 @@
 
 mod estargz;
 mod layer;
-mod time;
 mod toc;
 
 pub use estargz::{footer, toc_of_member};

@@ -3,44 +3,46 @@
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use jiff::Timestamp;
 use serde::{
     Deserialize, Deserializer as _,
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-use super::time;
 use crate::{Digest, FormatError, Mtime, rafs::layout::MAX_ROWS};
 
-/// Most entries of a table: as many as an image may have chunks.
+/// Maximum number of entries in a table: as many as an image may have chunks.
 pub const MAX_ENTRIES: u64 = MAX_ROWS;
 
-/// An entry of a table: a file, or a further piece of the file before it. Nothing in it was looked
-/// at.
+/// Nanoseconds in a second.
+const NANOSECONDS: i128 = 1_000_000_000;
+
+/// An entry of a table: a file, or a further piece of the previous file. Not validated.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct TocEntry<'a> {
     /// The path in the tar.
     #[serde(borrow)]
     pub name: Cow<'a, str>,
-    /// What it is.
+    /// The entry's type.
     #[serde(rename = "type")]
     pub kind: Option<TocKind>,
     /// Bytes of a file.
     pub size: u64,
     /// Permissions, with or without the type of the file.
     pub mode: u32,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group ID.
     pub gid: u32,
     #[serde(borrow)]
     modtime: Option<Cow<'a, str>>,
     /// Target of a symbolic or hard link.
     #[serde(borrow)]
     pub link_name: Cow<'a, str>,
-    /// Of a device.
+    /// Major number of a device.
     pub dev_major: u32,
-    /// Of a device.
+    /// Minor number of a device.
     pub dev_minor: u32,
     #[serde(borrow)]
     xattrs: Option<BTreeMap<Cow<'a, str>, Cow<'a, str>>>,
@@ -48,11 +50,11 @@ pub struct TocEntry<'a> {
     digest: Cow<'a, str>,
     /// First stored byte of the gzip member or zstd frame that the piece is in; 0 without content.
     pub offset: u64,
-    /// Where the piece begins in what that decodes to.
+    /// Offset of the piece in the decoded member or frame.
     pub inner_offset: u64,
     /// One past the last stored byte of the file, with containers/storage; or 0.
     pub end_offset: u64,
-    /// Where the piece begins in the file.
+    /// Offset of the piece in the file.
     pub chunk_offset: u64,
     /// Bytes of the piece; 0 if it goes on to the end of the file.
     pub chunk_size: u64,
@@ -96,9 +98,14 @@ impl TocEntry<'_> {
         self.chunk_digest.parse().ok()
     }
 
-    /// Time of last modification; 1970 if none is given. `None` if what is given is none.
+    /// Time of last modification, 1970 by default. `None` if the text is not RFC 3339.
     pub fn mtime(&self) -> Option<Mtime> {
-        self.modtime.as_deref().map_or(Some(Mtime::default()), time::parse)
+        let Some(text) = self.modtime.as_deref() else { return Some(Mtime::default()) };
+        let nanoseconds = text.parse::<Timestamp>().ok()?.as_nanosecond();
+        Some(Mtime {
+            seconds: nanoseconds.div_euclid(NANOSECONDS) as i64,
+            nanoseconds: nanoseconds.rem_euclid(NANOSECONDS) as u32,
+        })
     }
 
     /// Extended attributes. `None` if a value is not base64.
@@ -120,7 +127,7 @@ impl TocEntry<'_> {
 pub fn read_toc(
     toc: &[u8],
     layer: Digest,
-    mut each: impl FnMut(TocEntry<'_>) -> Result<(), String>,
+    mut each: impl FnMut(&TocEntry<'_>) -> Result<(), String>,
 ) -> Result<(), FormatError> {
     let mut json = serde_json::Deserializer::from_slice(toc);
     let read = json.deserialize_map(Table { each: &mut each });
@@ -129,7 +136,7 @@ pub fn read_toc(
     })
 }
 
-type Each<'a> = dyn FnMut(TocEntry<'_>) -> Result<(), String> + 'a;
+type Each<'a> = dyn FnMut(&TocEntry<'_>) -> Result<(), String> + 'a;
 
 struct Table<'a> {
     each: &'a mut Each<'a>,
@@ -158,7 +165,8 @@ impl<'de> Visitor<'de> for Table<'_> {
         match (version, has_entries) {
             (Some(1), true) => Ok(()),
             (Some(1), false) => Err(M::Error::missing_field("entries")),
-            (other, _) => Err(M::Error::custom(format!("version {other:?}, expected 1"))),
+            (Some(other), _) => Err(M::Error::custom(format!("version {other}, expected 1"))),
+            (None, _) => Err(M::Error::missing_field("version")),
         }
     }
 }
@@ -189,9 +197,9 @@ impl<'de> Visitor<'de> for Entries<'_, '_> {
             if count > MAX_ENTRIES {
                 return Err(S::Error::custom(format!("more than {MAX_ENTRIES} entries")));
             }
-            let name = entry.name.to_string();
-            let at = |problem| S::Error::custom(format!("`{}`: {problem}", name.escape_debug()));
-            (self.each)(entry).map_err(at)?;
+            (self.each)(&entry).map_err(|problem| {
+                S::Error::custom(format!("`{}`: {problem}", entry.name.escape_debug()))
+            })?;
         }
         Ok(())
     }
@@ -205,7 +213,7 @@ mod tests {
     fn read(toc: &str) -> Result<Vec<String>, String> {
         let mut names = Vec::new();
         let layer = Algorithm::Sha256.digest(b"layer");
-        let each = |entry: TocEntry<'_>| match entry.kind {
+        let each = |entry: &TocEntry<'_>| match entry.kind {
             Some(kind) => {
                 names.push(format!("{} {kind:?} {:?}", entry.name, entry.mtime()));
                 Ok(())
@@ -230,13 +238,30 @@ mod tests {
     }
 
     #[test]
+    fn times_become_seconds() {
+        let mtime =
+            |text: &str| TocEntry { modtime: Some(text.into()), ..TocEntry::default() }.mtime();
+        for (text, seconds, nanoseconds) in [
+            ("2024-02-29T23:59:59Z", 1_709_251_199, 0),
+            ("2024-03-01T00:59:59.25+01:00", 1_709_251_199, 250_000_000),
+            ("0001-01-01T00:00:00Z", -62_135_596_800, 0),
+            ("1969-12-31T23:59:58.5Z", -2, 500_000_000),
+        ] {
+            assert_eq!(mtime(text), Some(Mtime { seconds, nanoseconds }), "{text}");
+        }
+        for text in ["", "2024-02-29", "2024-02-29T23:59:59", "2024-13-29T23:59:59Z"] {
+            assert_eq!(mtime(text), None, "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_no_table_is_refused() {
         for (toc, problem) in [
             ("", "EOF"),
             ("[]", "table of contents"),
-            ("{}", "version None"),
+            ("{}", "missing field `version`"),
             (r#"{"version":1}"#, "entries"),
-            (r#"{"version":2,"entries":[]}"#, "version Some(2)"),
+            (r#"{"version":2,"entries":[]}"#, "version 2"),
             (r#"{"version":1,"entries":{}}"#, "list of entries"),
             (r#"{"version":1,"entries":[],"entries":[]}"#, "duplicate"),
             (r#"{"version":1,"entries":[]}x"#, "trailing"),

@@ -29,12 +29,12 @@ pub enum Replacement {
     Allowed,
 }
 
-/// How layers are taken that say themselves what is in them.
+/// The treatment of layers that have their own table of contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeekableLayers {
-    /// As any others.
+    /// Like any other layers.
     Ordinary,
-    /// What they say is believed, and shown: an image of such layers is lazy.
+    /// The tables are believed: an image of such layers is lazy.
     Lazy,
 }
 

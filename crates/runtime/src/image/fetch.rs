@@ -34,7 +34,7 @@ pub(super) struct Content {
     pub(super) reservation: Option<Reservation>,
 }
 
-/// What an image's bootstrap comes from.
+/// The source of an image's bootstrap.
 pub(super) enum Form<'a> {
     /// A layer.
     Lazy(&'a Descriptor),
@@ -43,7 +43,7 @@ pub(super) enum Form<'a> {
 }
 
 impl<'a> Form<'a> {
-    /// That of the image with this manifest; `None` if it is an ordinary one.
+    /// Returns the form of the image with this manifest; `None` for an ordinary one.
     pub(super) fn of(manifest: &'a Manifest, seekable: SeekableLayers) -> Option<Self> {
         match (manifest.lazy_base(), seekable) {
             (Some((_, layer)), _) => Some(Form::Lazy(layer)),

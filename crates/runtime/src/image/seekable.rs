@@ -1,5 +1,5 @@
-//! Images whose layers say themselves what is in them: their bootstrap is made here, of the tables
-//! of contents, whose digests are in the manifest.
+//! Images whose layers have tables of contents: the node makes their bootstrap from these tables.
+//! Their digests are in the manifest.
 
 use std::{
     fs,
@@ -20,6 +20,7 @@ use lazuli_image::{
 };
 use lazuli_registry::{Pull, RegistryError, Repository};
 use lazuli_sys::mmap::Map;
+use tokio::sync::Mutex;
 
 use super::{
     error::ImageError,
@@ -33,11 +34,11 @@ use super::{
 /// table of contents.
 const TAIL: u64 = 64 << 10;
 
-/// Most bytes of all tables of an image, as stored and unpacked. The tree that they become takes
-/// several times as much memory.
+/// Maximum size of all tables of an image in bytes, stored and unpacked together. The tree made from
+/// them takes several times as much memory.
 const LIMIT: u64 = MAX_TOC;
 
-/// How many layers are asked for their tables at a time.
+/// Layers whose tables are fetched at the same time.
 const LAYERS: usize = 8;
 
 /// Makes the bootstrap of the image of `layers` in the new file `path`.
@@ -48,7 +49,12 @@ pub(super) async fn make_bootstrap(
 ) -> Result<(Bootstrap<Map>, Reservation, Fetched), ImageError> {
     let image = repository.describe();
     let places = repository.clone().places();
-    let tables = Tables { image: &image, places: &places, bytes: AtomicU64::new(0) };
+    let tables = Tables {
+        image: &image,
+        places: &places,
+        bytes: AtomicU64::new(0),
+        unpacking: Mutex::new(()),
+    };
     let fetches = layers.iter().map(|layer| tables.fetch(layer));
     let fetches = stream::iter(fetches.collect::<Vec<_>>()).buffered(LAYERS);
     let (tocs, fetched): (Vec<_>, Vec<_>) =
@@ -80,8 +86,8 @@ pub(super) async fn make_bootstrap(
     Ok((bootstrap, reservation, fetched))
 }
 
-/// Stored bytes at the beginning of each blob that are read by a start: as far as the content of the
-/// files goes that the bootstrap lists.
+/// For each blob, the stored bytes at its beginning that a start reads: to the end of the content of
+/// the files in the bootstrap's prefetch table.
 pub(super) fn hot<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Vec<u64> {
     let mut hot = vec![0; bootstrap.blobs().len()];
     for file in bootstrap.prefetch() {
@@ -100,8 +106,11 @@ pub(super) fn hot<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Vec<u64> {
 struct Tables<'a> {
     image: &'a str,
     places: &'a [Arc<dyn Pull>],
-    /// How many bytes of them there are so far.
+    /// Bytes of the tables held so far.
     bytes: AtomicU64,
+    /// Held while a table is unpacked and counted: what it claims is known only afterwards, so the
+    /// tables of an image take at most twice [`LIMIT`].
+    unpacking: Mutex<()>,
 }
 
 impl Tables<'_> {
@@ -128,7 +137,7 @@ impl Tables<'_> {
     ) -> Result<LayerToc, ImageError> {
         let failed = |source| self.wrong(place, source);
         let digest = layer.digest;
-        let (toc, end) = match layer.toc {
+        let (toc, end, _turn) = match layer.toc {
             TocPlace::Member { digest: of_toc } => {
                 let begin = layer.size.saturating_sub(TAIL);
                 let tail = read(place, layer, begin..layer.size, fetched).await?;
@@ -142,15 +151,18 @@ impl Tables<'_> {
                     }
                 };
                 let unpack = move || Ok(toc_of_member(&member, of_toc, digest));
-                (self.unpack(unpack).await?.map_err(failed)?, at)
+                let turn = self.unpacking.lock().await;
+                (self.unpack(unpack).await?.map_err(failed)?, at, turn)
             }
             TocPlace::Frame { offset, stored_size, size, digest: of_toc } => {
                 let end = offset.saturating_add(stored_size);
                 self.must_be_within(place, layer, offset, end)?;
                 let stored = read(place, layer, offset..end, fetched).await?;
                 let unpack = move || Ok(toc_of_frame(&stored, size, of_toc, digest));
-                // Before it is the header of its skippable frame.
-                (self.unpack(unpack).await?.map_err(failed)?, offset.saturating_sub(FRAME_HEADER))
+                let turn = self.unpacking.lock().await;
+                let toc = self.unpack(unpack).await?.map_err(failed)?;
+                // The header of its skippable frame comes before it.
+                (toc, offset.saturating_sub(FRAME_HEADER), turn)
             }
         };
         self.count(place, layer, toc.len() as u64)?;

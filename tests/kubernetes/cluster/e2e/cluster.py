@@ -17,10 +17,11 @@ READY = 90
 class Cluster:
     """`with` boots it and pushes its images."""
 
-    def __init__(self, lazuli, testkit, corpus):
-        self.lazuli, self.testkit, self.corpus = lazuli, testkit, corpus
+    def __init__(self, lazuli, testkit, corpus, minutes):
+        self.lazuli, self.testkit, self.corpus, self.minutes = lazuli, testkit, corpus, minutes
         self.docs = Docs()
-        self.installed = False
+        # Seconds of a crowd before Lazuli was installed, by image: cold, and with the image there.
+        self.overlayfs = {}
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:

@@ -1,6 +1,5 @@
 """Images for the scenarios, in the node's registries."""
 
-import hashlib
 import io
 import os
 import shutil
@@ -76,27 +75,28 @@ class Images:
         for path in (layout, layer):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
+    def variant(self, name, tag, size):
+        """A lazy image with a file of `size` random bytes that no other image has."""
+        return self.with_ballast(name, os.urandom(size), f"{OPEN}/{name}:{tag}")
+
     def private(self, name, tag, size):
-        """The same in the registry that asks for a login."""
+        """A variant in the registry that asks for a login."""
         layout = self.scratch / "private-variant"
-        self.variant(name, tag, size, target=f"oci:{layout}:1")
+        self.with_ballast(name, os.urandom(size), f"oci:{layout}:1")
         self.copy(f"oci:{layout}:1", f"{PRIVATE}/{name}:{tag}", "--dest-creds", LOGIN)
         shutil.rmtree(layout)
         return f"{PRIVATE}/{name}:{tag}"
 
-    def variant(self, name, tag, size, target=None):
-        """A lazy image with a file of `size` random bytes that no other image has. Its MD5 sum is then in `ballast`."""
+    def with_ballast(self, name, content, target):
+        """Stores the lazy form of an image with a file /ballast that has this content."""
         layout = self.scratch / "variant"
         shutil.copytree(self.corpus / name, layout)
         layer = self.scratch / "variant.tar"
-        noise = os.urandom(size)
-        self.ballast = hashlib.md5(noise).hexdigest()
         with tarfile.open(layer, "w") as tar:
             member = tarfile.TarInfo("ballast")
-            member.size = size
-            tar.addfile(member, io.BytesIO(noise))
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
         run("umoci", "raw", "add-layer", "--image", f"{layout}:latest", layer)
-        target = target or f"{OPEN}/{name}:{tag}"
         self.node.beside("env", f"TMPDIR={self.scratch}", self.lazuli, "--root", self.scratch / "convert", "convert", f"oci:{layout}:latest", target)
         shutil.rmtree(layout)
         layer.unlink()

@@ -17,17 +17,17 @@ use crate::{
     whiteout,
 };
 
-/// Files of the format's own, in the root of a layer.
+/// Files that the formats themselves put in the root of a layer.
 const LANDMARK: &[u8] = b".prefetch.landmark";
 const NO_LANDMARK: &[u8] = b".no.prefetch.landmark";
 const TOC: &[u8] = b"stargz.index.json";
 
-/// What a layer says.
+/// The content of a layer's table.
 pub(super) struct Read {
     /// Chunks are in `BlobIndex(number)`.
     pub(super) entries: Vec<Entry>,
     pub(super) record: BlobRecord,
-    /// What is stored before it is read by a start, if its maker knew.
+    /// Place of the landmark: a start reads the content stored before it. `None` without one.
     pub(super) landmark: Option<Stored>,
     /// The largest power of two of which all chunks have a multiple in bytes, but for the last of
     /// each file.
@@ -47,7 +47,7 @@ pub(super) fn read(toc: &LayerToc, number: u8) -> Result<Read, BuildError> {
     };
     let failed =
         |problem: String| FormatError::new(("table of contents of", layer.digest), 0, problem);
-    read_toc(toc, layer.digest, |entry| reader.entry(&entry))?;
+    read_toc(toc, layer.digest, |entry| reader.entry(entry))?;
     reader.close().map_err(failed)?;
     let Reader { mut entries, pieces, landmark, .. } = reader;
     let divisor = pieces.divisor();

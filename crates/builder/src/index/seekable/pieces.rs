@@ -8,21 +8,21 @@ use lazuli_image::{
     seekable::TocEntry,
 };
 
-/// Most stored bytes of a unit, as of any in an ordinary layer.
+/// Maximum stored bytes of a unit, as in any ordinary layer.
 const MAX_STORED: u32 = 2 * MAX_UNIT;
 
 /// A piece of a file, in a gzip member or a zstd frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Piece {
-    /// Where the member or frame begins.
+    /// First stored byte of the member or frame.
     offset: u64,
-    /// Where it lies in what that decodes to.
+    /// Its offset in the decoded member or frame, and that one's size as far as it is needed.
     part: (u32, u32),
     size: u32,
     digest: Digest,
-    /// Where it ends, if the table says so.
+    /// Its end, if the table has it.
     end: Option<u64>,
-    /// Most stored bytes that are fetched for it.
+    /// Maximum stored bytes fetched for it.
     longest: u32,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct File {
     found: u64,
 }
 
-/// What a table says about a piece.
+/// A table's description of a piece.
 struct Said {
     offset: u64,
     inner: u64,
@@ -192,8 +192,7 @@ impl Pieces {
     }
 }
 
-/// Most stored bytes that are fetched for so many decoded ones; what follows in the member or frame
-/// may be long. Encoders store what they cannot compress with a few bytes more for each block. zstd
+/// Maximum stored bytes fetched for `decoded` bytes; more may follow in the member or frame. Encoders store what they cannot compress with a few bytes more for each block. zstd
 /// gives nothing of a block, of up to 128 KiB, before all of it is there.
 fn longest(decoded: u64) -> u64 {
     const BLOCK_AND_HEADERS: u64 = 160 << 10;

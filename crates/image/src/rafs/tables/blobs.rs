@@ -124,7 +124,7 @@ fn blob(
     let ci_size_fits = match origin {
         // Blobs of v5 end with their chunks.
         Origin::V5 => ci_size == 0,
-        // Layers that say themselves what is in them have no index.
+        // Layers with their own table of contents have no index.
         Origin::Seekable if !is_separate => ci_size == 0,
         Origin::V6 | Origin::Seekable => ci::size_fits(bits, count, ci_size),
     };

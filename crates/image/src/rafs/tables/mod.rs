@@ -42,7 +42,7 @@ pub(super) struct Tables {
     /// Blobs with chunks that only their CI tables place.
     pub(super) unplaced: Vec<BlobIndex>,
     pub(super) prefetch: Vec<Nid>,
-    /// What the image was translated from.
+    /// The source of the bootstrap.
     pub(super) origin: Origin,
 }
 

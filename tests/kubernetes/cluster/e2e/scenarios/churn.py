@@ -1,9 +1,12 @@
 """Pods of many images come and go on a node whose cache has room for half of what they need."""
 
 import contextlib
+import hashlib
 import itertools
+import os
 import time
 
+from ..images import OPEN
 from ..shell import wait
 from ..table import expect
 from .observing import configured
@@ -24,8 +27,9 @@ def churn(cluster):
     """No read fails and none is wrong, the summary always answers, the disk stays within the kubelet's thresholds."""
     images = []
     for number in range(IMAGES):
-        image = cluster.images.variant("busybox", f"churn{number}", BALLAST)
-        images.append((image, cluster.images.ballast))
+        content = os.urandom(BALLAST)
+        image = cluster.images.with_ballast("busybox", content, f"{OPEN}/busybox:churn{number}")
+        images.append((image, hashlib.md5(content).hexdigest()))
     with configured(cluster, f"\n[cache]\nmax_bytes = {BUDGET}\n"):
         return come_and_go(cluster, itertools.cycle(images))
 
@@ -38,9 +42,9 @@ def come_and_go(cluster, images):
     killed = time.monotonic()
     while time.monotonic() < ends:
         next_pod = time.monotonic() + EACH
-        image, content = next(images)
+        image, checksum = next(images)
         name = f"pod{started}"
-        cluster.start(name, image, command=("sh", "-c", READ, f"{content}  -"), restartPolicy="Never")
+        cluster.start(name, image, command=("sh", "-c", READ, f"{checksum}  -"), restartPolicy="Never")
         running.append(name)
         started += 1
         if len(running) > AT_ONCE:

@@ -49,7 +49,6 @@ def ready(cluster, image):
 
 def crowd_with_overlayfs(cluster):
     """Before Lazuli is installed: cold, and once more with the image there."""
-    cluster.overlayfs = {}
     with far_registry(cluster):
         for name in MOST:
             cluster.images.push(name)

@@ -1,7 +1,7 @@
 //! Errors are fine; panics are bugs, and so is a read that overflows.
 #![no_main]
 
-use lazuli_runtime::kernel::blobfs::abi::{MOST, Request, numbers, parse};
+use lazuli_runtime::kernel::loop_devices::abi::{MOST, Request, numbers, parse};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -21,6 +21,7 @@
 
 pub mod bake;
 mod base;
+mod bootstrap_layer;
 mod build;
 mod built_blob;
 mod chunk;
@@ -31,7 +32,6 @@ mod embedded;
 mod entry;
 mod error;
 pub mod index;
-mod layer;
 mod options;
 mod overlay;
 mod pack;
@@ -47,6 +47,7 @@ pub mod unpack;
 mod whiteout;
 
 pub use base::Base;
+pub use bootstrap_layer::{BootstrapLayer, bootstrap_layer, pack_bootstrap};
 pub use build::{Built, Merged, build, build_with, merge};
 pub use built_blob::BuiltBlob;
 pub use combine::{Combined, Part, combine};
@@ -54,7 +55,6 @@ pub use dictionary::{Dictionary, KnownBlob};
 pub use embedded::{LayerBlob, Whiteouts, build_layer};
 pub use entry::{Entry, EntryKind, EntryPath, InvalidPath};
 pub use error::{BuildError, OverlayProblem, SourceError};
-pub use layer::{BootstrapLayer, bootstrap_layer, pack_bootstrap};
 pub use options::Options;
 pub use read_layer::ReadLayer;
 pub use record::LayerRecord;

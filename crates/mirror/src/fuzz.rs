@@ -4,8 +4,8 @@
 use crate::{
     authorization::{Shown, TokenRequest},
     range::Wanted,
+    request_path::Target,
     seal::{SECRET, Seal},
-    target::Target,
 };
 
 /// Parses a client's input: path and query, Range and Authorization headers, and a form.

@@ -27,7 +27,6 @@ use hyper::{
 use lazuli_registry::{Login, Manifest, Options, Reference};
 use tokio_rustls::rustls::ServerConfig;
 
-mod answers;
 mod authorization;
 mod blobs;
 mod counters;
@@ -43,18 +42,18 @@ mod pulls;
 mod range;
 mod remembered;
 mod reply;
+mod request_path;
 mod seal;
 mod server;
 mod sessions;
+mod shared_answers;
 mod stream;
-mod target;
 
 pub use counters::Activity;
 pub use error::MirrorError;
 pub use identity::Identity;
 pub use names::LazyNames;
 
-use answers::Answers;
 use authorization::{Challenge, Shown, TokenRequest, challenges};
 use counters::Counters;
 use fetch_permits::FetchPermits;
@@ -62,10 +61,11 @@ use manifests::{Answer, Question};
 use pulls::Pulls;
 use remembered::Remembered;
 use reply::{Problem, Reply};
+use request_path::{NoTarget, Target};
 use seal::Seal;
 use sessions::Sessions;
+use shared_answers::Answers;
 use stream::Room;
-use target::{NoTarget, Target};
 
 /// Time without an answer from a registry after which the client gets 503, and asks it directly.
 /// containerd 2.4 would wait 30 s for an answer.

@@ -19,9 +19,9 @@ use tokio::time::timeout;
 
 use crate::{
     ANSWER_LIMIT, Mirror,
-    answers::Coming,
     reply::Problem,
     sessions::{Key, Session},
+    shared_answers::Coming,
 };
 
 /// How long a tag is taken to mean the same: for the questions of one pull.

@@ -29,14 +29,14 @@
 mod directories;
 mod error;
 mod filter;
+mod grpc;
 mod keyed_lock;
 mod label;
 mod mapping;
 mod mounted_layers;
 mod mounts;
 mod overview;
-mod service;
-mod snapshotter;
+mod requests;
 mod storage;
 mod store;
 mod usage;
@@ -162,13 +162,13 @@ pub trait Images: Send + Sync {
 
 /// The snapshot service for one state directory.
 #[derive(Debug)]
-pub struct Server(service::Service);
+pub struct Server(grpc::Service);
 
 impl Server {
     /// Opens or creates the snapshots in `root`, and cleans up after an earlier process.
     pub async fn open(root: &Path, images: Arc<dyn Images>) -> Result<Self, SnapshotError> {
-        let snapshotter = snapshotter::Snapshotter::open(root, images).await?;
-        Ok(Server(service::Service::new(snapshotter)))
+        let snapshotter = requests::Snapshotter::open(root, images).await?;
+        Ok(Server(grpc::Service::new(snapshotter)))
     }
 
     /// A view of the snapshots, also while they are served.

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use lazuli_runtime::{
     daemon::{self, Ended, Readers, Settings, Worker},
     keeper::{Keeper, Programs, Role},
-    kernel::blobfs,
+    kernel::loop_devices,
 };
 
 use crate::{Session, containerd, daemon as processes, exit, metrics, mirror};
@@ -141,7 +141,7 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 /// Runs a worker's helper, which gets its orders at standard input.
 fn help(session: &Session) -> Result<()> {
     let orders = std::io::stdin().as_fd().try_clone_to_owned()?;
-    blobfs::help(&session.root, orders).context("only a worker can start a helper")
+    loop_devices::help(&session.root, orders).context("only a worker can start a helper")
 }
 
 /// The worker's life.

@@ -20,7 +20,7 @@ mod keep;
 mod keeper;
 mod lazuli;
 mod lessons;
-mod loops;
+mod loop_devices;
 mod merge;
 mod metrics;
 mod mirror;

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use super::{
     Cache, CacheError,
     blob::{CachedBlob, Hold},
-    share_out::{Excess, Idle},
+    eviction_order::{Excess, Idle},
     store::Store,
 };
 use crate::{sharing::Account, sync::lock};

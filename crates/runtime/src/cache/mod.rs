@@ -10,19 +10,19 @@
 //! in the blob's file and every chunk of it was checked against its digest. Images with the same
 //! description of a blob share its files. docs/cache.md explains what survives which crash.
 
-mod beside;
 mod blob;
 mod budget;
 mod chunk_index;
-mod clock;
+mod eviction_order;
+mod extra_files;
 mod failed_reads;
 mod import;
 mod keep_free;
 mod layout;
+mod pausing_clock;
 mod readahead;
 mod ready;
-mod released;
-mod share_out;
+mod released_readers;
 mod single_flight;
 mod store;
 
@@ -46,8 +46,8 @@ use lazuli_image::{Blob, Digest};
 use tokio::sync::mpsc::Receiver;
 
 pub(crate) use self::{
-    beside::Beside,
     blob::{Ahead, Listener},
+    extra_files::Beside,
     failed_reads::FailedRead,
     ready::ReadyMap,
 };
@@ -57,8 +57,8 @@ pub use self::{
     keep_free::KeepFree,
 };
 use self::{
-    budget::Budget, chunk_index::ChunkIndex, clock::Clock, failed_reads::FailedReads,
-    layout::Layout, released::Released,
+    budget::Budget, chunk_index::ChunkIndex, failed_reads::FailedReads, layout::Layout,
+    pausing_clock::Clock, released_readers::Released,
 };
 use crate::{
     metrics::Metrics,

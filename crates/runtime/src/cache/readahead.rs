@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Mutex};
 
 use lazuli_image::{Chunk, plan::gap};
 
-use crate::{plan::PLANNER, sync::lock};
+use crate::{request_sizes::PLANNER, sync::lock};
 
 /// Maximum number of runs followed in one blob: files that a program reads at the same time.
 const RUNS: usize = 8;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{DaemonError, DriverChoice, node::Node};
-use crate::kernel::blobfs;
+use crate::kernel::loop_devices;
 
 impl Node {
     /// Resolves `--driver` on this machine.
@@ -58,15 +58,16 @@ impl Node {
 
     /// The session of the driver `loop`, which is started and tested on the first call; the error
     /// is the reason why there is none.
-    pub(super) async fn loops(&self) -> Result<Arc<blobfs::Session>, String> {
+    pub(super) async fn loops(&self) -> Result<Arc<loop_devices::Session>, String> {
         let start = async {
             let link = self.link.clone();
             let directory = self.root.join("cache");
             let runtime = tokio::runtime::Handle::current();
             let tried = tokio::task::spawn_blocking(move || {
                 let _runtime = runtime.enter();
-                let session = blobfs::Session::start(&link).map_err(|error| error.to_string())?;
-                blobfs::probe::run(&session, &directory)?;
+                let session =
+                    loop_devices::Session::start(&link).map_err(|error| error.to_string())?;
+                loop_devices::probe::run(&session, &directory)?;
                 Ok(session)
             });
             tried.await.unwrap_or_else(|error| Err(error.to_string()))

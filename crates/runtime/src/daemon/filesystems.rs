@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     kernel::{
-        blobfs::{Disk, Session},
         fanotify::Watch,
+        loop_devices::{Disk, Session},
         mount::{Backing, Erofs},
     },
     sync::lock,

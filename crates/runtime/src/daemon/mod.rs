@@ -21,15 +21,15 @@
 //! ```
 
 mod admission;
-mod adopt;
+mod adopt_mounts;
 mod api;
 mod attachment;
 mod client;
 mod container;
+mod direct_reads;
 mod driver;
 mod error;
 mod expected;
-mod explanation;
 mod failed_reads;
 mod fetch_locks;
 mod filesystems;
@@ -48,7 +48,6 @@ mod ordinary;
 mod pins;
 mod prefetch;
 mod prefetch_jobs;
-mod quiet;
 mod recent;
 mod record;
 mod refresh_routes;
@@ -63,6 +62,7 @@ mod shutdown;
 mod socket;
 mod stale_pages;
 mod status;
+mod status_parts;
 
 use std::{
     io,
@@ -89,7 +89,6 @@ pub use client::{Client, ClientError};
 #[cfg(fuzzing)]
 pub use container::fuzz as container_groups;
 pub use error::DaemonError;
-pub use explanation::{Explain, MirrorActivity};
 pub use images::Images;
 pub use measurements::Measurements;
 use node::{Fanotify, Node};
@@ -97,6 +96,7 @@ pub use occupied::Occupied;
 pub use ordinary::state::IndexSettings;
 pub use shutdown::Stop;
 use stale_pages::Gap;
+pub use status_parts::{Explain, MirrorActivity};
 
 use crate::{
     cache::KeepFree,
@@ -382,7 +382,7 @@ pub fn check(root: &Path, readers: Readers) -> Result<(), DaemonError> {
         StoredImage::open(&images.join(record.manifest_digest.hex()))?;
     }
     let mounts = mountinfo::list().at(root)?;
-    let mountpoints = adopt::without_journal(&records, &mounts);
+    let mountpoints = adopt_mounts::without_journal(&records, &mounts);
     if readers == Readers::Keep && !mountpoints.is_empty() && !fuse::can_resend().unwrap_or(false) {
         return Err(DaemonError::WouldEnd { mountpoints });
     }

@@ -16,7 +16,6 @@ use super::{
     DaemonError, Settings,
     api::MountRequest,
     expected::Expected,
-    explanation::Explanation,
     fetch_locks::FetchLocks,
     filesystems::{self, Filesystems},
     latest_failures::LatestFailures,
@@ -32,12 +31,13 @@ use super::{
     route::ImageRoute,
     served_image::ServedImage,
     served_images::ServedImages,
+    status_parts::Explanation,
 };
 use crate::{
     cache::{self, Cache},
     image::{self, StoredImage},
     keeper::Link,
-    kernel::{Probe, blobfs, fanotify},
+    kernel::{Probe, fanotify, loop_devices},
     path_error::At as _,
     prefetch::Prefetcher,
 };
@@ -70,7 +70,7 @@ pub(super) struct Node {
     pub(super) link: Arc<Link>,
     pub(super) fanotify: Option<Arc<fanotify::Session>>,
     /// See [`Node::loops`].
-    pub(super) loops: OnceCell<Result<Arc<blobfs::Session>, String>>,
+    pub(super) loops: OnceCell<Result<Arc<loop_devices::Session>, String>>,
     pub(super) images: ServedImages,
     pub(super) mounts: MountTable,
     pub(super) filesystems: Arc<Filesystems>,

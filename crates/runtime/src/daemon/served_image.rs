@@ -19,9 +19,9 @@ use super::{
     DaemonError,
     api::MountRequest,
     attachment::Attachment,
+    direct_reads::{forget_pages_when_quiet, read_directly_when_quiet},
     filesystems::{Behind, ErofsMount, FilesystemRecord, Filesystems},
     fuse_blobs::Blobs,
-    quiet::{forget_pages_when_quiet, read_directly_when_quiet},
     record::mount_key,
     route::{ImageRoute, ImageRoutes},
     stale_pages::{self, Gap},
@@ -31,9 +31,9 @@ use crate::{
     image::{self, StoredImage},
     keeper::Link,
     kernel::{
-        blobfs,
         fanotify::{self, Watch},
         fuse::{self, ImageFilesystem, MountPoint, MountTarget},
+        loop_devices,
         mount::{Erofs, Suid},
     },
     prefetch,
@@ -199,7 +199,7 @@ impl ServedImage {
     /// The same on loop devices.
     pub(super) async fn erofs_on_disks(
         &self,
-        session: &Arc<blobfs::Session>,
+        session: &Arc<loop_devices::Session>,
         filesystems: &Arc<Filesystems>,
         request: &MountRequest,
         boot: &str,
@@ -212,7 +212,7 @@ impl ServedImage {
         let bootstrap = self.stored.bootstrap_path();
         let make = move || {
             let disks = attach(&other, &blobs)?;
-            let mounted = blobfs::mount(&other, &bootstrap, &disks)?;
+            let mounted = loop_devices::mount(&other, &bootstrap, &disks)?;
             io::Result::Ok((mounted, disks))
         };
         let (mounted, disks) = blocking(make).await?;
@@ -284,7 +284,7 @@ impl ServedImage {
     /// `places` or nowhere.
     pub(super) async fn adopt_disks(
         &self,
-        session: &Arc<blobfs::Session>,
+        session: &Arc<loop_devices::Session>,
         filesystems: &Arc<Filesystems>,
         record: &FilesystemRecord,
         places: &[&Path],
@@ -404,9 +404,9 @@ impl ServedImage {
 
 /// The loop devices of an image's blobs. Blocks.
 fn attach(
-    session: &blobfs::Session,
+    session: &loop_devices::Session,
     blobs: &[Arc<CachedBlob>],
-) -> io::Result<Vec<Arc<blobfs::Disk>>> {
+) -> io::Result<Vec<Arc<loop_devices::Disk>>> {
     let disks: io::Result<Vec<_>> = blobs.iter().map(|blob| session.disk(blob.clone())).collect();
     let disks = disks?;
     disks.iter().try_for_each(|disk| disk.attach())?;
@@ -415,10 +415,10 @@ fn attach(
 
 /// The same, of an earlier worker. Blocks.
 fn adopt(
-    session: &blobfs::Session,
+    session: &loop_devices::Session,
     blobs: &[Arc<CachedBlob>],
     numbers: &[u32],
-) -> io::Result<Vec<Arc<blobfs::Disk>>> {
+) -> io::Result<Vec<Arc<loop_devices::Disk>>> {
     if blobs.len() != numbers.len() {
         return Err(io::Error::other("it has another number of blobs than loop devices"));
     }

@@ -16,10 +16,10 @@ use lazuli_registry::{
 use lazuli_sys::mmap::Map;
 
 use super::{
+    chunk_limit::Reservation,
     directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, DIFF_ID, MANIFEST, write},
     error::ImageError,
     fetched::Fetched,
-    rows::Reservation,
     seekable,
     tables::{self, Tables},
     unpack::{self, UnpackError, blocking},

@@ -17,15 +17,15 @@
 //! when it is opened, and fetched again.
 
 pub mod chain;
+mod chunk_limit;
 mod directory;
 mod error;
 mod fetch;
 mod fetched;
 mod files;
+pub(crate) mod lower_layers;
 mod point_files;
-pub(crate) mod prefix;
 pub(crate) mod removed;
-mod rows;
 mod seekable;
 mod tables;
 mod unpack;
@@ -53,14 +53,14 @@ use lazuli_registry::{self as registry, Repository, SeekableLayers};
 use lazuli_sys::mmap::Map;
 
 pub(crate) use self::directory::{directories, sweep, sync};
-pub use self::{
-    directory::bootstrap_path, error::ImageError, fetched::Fetched, unpack::UnpackError,
-};
 use self::{
+    chunk_limit::Purpose,
     directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, MANIFEST, Partial, read},
     fetch::{Content, Form, fill},
     point_files::Unusable,
-    rows::Purpose,
+};
+pub use self::{
+    directory::bootstrap_path, error::ImageError, fetched::Fetched, unpack::UnpackError,
 };
 pub(crate) use self::{files::files_with, walk::walk};
 use crate::path_error::At as _;
@@ -178,14 +178,15 @@ impl StoredImage {
             return Err(damaged(BOOTSTRAP, "its content is not what was unpacked"));
         }
         let format = |source| ImageError::Format { image: manifest_digest.to_string(), source };
-        let (bootstrap, reservation) = match rows::find(&manifest_digest, map.as_ref()) {
+        let (bootstrap, reservation) = match chunk_limit::find(&manifest_digest, map.as_ref()) {
             Some(bootstrap) => (bootstrap, None),
             None => {
                 let count = rafs::chunk_rows(map.as_ref()).map_err(format)?;
-                let reservation = rows::reserve(count.min(MAX_ROWS), purpose).map_err(|left| {
-                    let source = UnpackError::TooManyChunks { count, left };
-                    ImageError::Unpack { image: manifest_digest.to_string(), source }
-                })?;
+                let reservation =
+                    chunk_limit::reserve(count.min(MAX_ROWS), purpose).map_err(|left| {
+                        let source = UnpackError::TooManyChunks { count, left };
+                        ImageError::Unpack { image: manifest_digest.to_string(), source }
+                    })?;
                 let mut bootstrap = Bootstrap::open(map).map_err(format)?;
                 point_files::attach(&path, &mut bootstrap).map_err(|unusable| {
                     let Unusable { path, problem } = unusable;
@@ -209,7 +210,7 @@ impl StoredImage {
             problem: problem.to_owned(),
         };
         let Content { manifest: raw, config, bootstrap, reservation } = content;
-        rows::share(&manifest_digest, &bootstrap);
+        chunk_limit::share(&manifest_digest, &bootstrap);
         drop(reservation);
         let manifest =
             Manifest::parse(&raw).map_err(|error| damaged(MANIFEST, &error.to_string()))?;

@@ -23,10 +23,10 @@ use lazuli_sys::mmap::Map;
 use tokio::sync::Mutex;
 
 use super::{
+    chunk_limit::Reservation,
     error::ImageError,
     fetched::Fetched,
     point_files,
-    rows::Reservation,
     unpack::{self, UnpackError, blocking},
 };
 

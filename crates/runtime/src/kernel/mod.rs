@@ -2,7 +2,7 @@
 //!
 //! Every driver asks [`CachedBlob::ensure`](crate::CachedBlob::ensure), and has the same files:
 //!
-//! | file | content | fanotify | blobfs | fuse |
+//! | file | content | fanotify | loop_devices | fuse |
 //! |---|---|---|---|---|
 //! | `mod` | the driver, its needs and promises | ✓ | ✓ | ✓ |
 //! | `abi` | bytes of the kernel interface, pure | ✓ | ✓ | `fuse-backend-rs` |
@@ -13,10 +13,10 @@
 //! | `answer` | answers to the kernel | ✓ | ✓ | ✓ |
 //! | the rest | parts of this interface alone | `groups`, `listener`, `slots`, `watch` | `disk`, `helper` | `connection`, `filesystem`, `threads` |
 
-pub mod blobfs;
 pub mod errno;
 pub mod fanotify;
 pub mod fuse;
+pub mod loop_devices;
 pub mod mount;
 pub mod pages;
 pub mod probe;

@@ -22,7 +22,7 @@ use super::yield_to_readers::{LONGEST_DELAY, yield_to_readers};
 use crate::{
     cache::{Ahead, Cache, CachedBlob},
     error::ReadError,
-    plan::{FIRST_NEEDED, LEAST_PART},
+    request_sizes::{FIRST_NEEDED, LEAST_PART},
     source::early::Early,
 };
 

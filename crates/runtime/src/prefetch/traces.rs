@@ -11,7 +11,7 @@ use lazuli_image::{Digest, Stored, Trace, oci::Descriptor};
 use lazuli_registry::{RegistryError, Repository};
 
 use super::small_files::SmallFiles;
-use crate::plan::PLANNER;
+use crate::request_sizes::PLANNER;
 
 /// The type of artifacts with traces.
 pub const ARTIFACT_TYPE: &str = "application/vnd.lazuli.trace.v1";

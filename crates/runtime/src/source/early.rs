@@ -16,7 +16,7 @@ use lazuli_registry::{CONNECTIONS, Repository, range};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{plan::LEAST_PART, sync::lock};
+use crate::{request_sizes::LEAST_PART, sync::lock};
 
 /// Maximum bytes of one image: what 1 Gbit/s delivers in 130 ms, longer than the metadata takes.
 pub(crate) const MOST: u64 = 16 << 20;

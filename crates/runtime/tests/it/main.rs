@@ -3,6 +3,6 @@
 mod disk;
 mod fanotify;
 mod frozen;
-mod loops;
+mod loop_devices;
 mod pull;
 mod sample;

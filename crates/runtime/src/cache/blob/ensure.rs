@@ -22,7 +22,7 @@ use super::{
     prefetch::Ahead,
     transfer::{self, Transfer},
 };
-use crate::{error::ReadError, plan::PLANNER, sharing::workers::Priority};
+use crate::{error::ReadError, request_sizes::PLANNER, sharing::workers::Priority};
 
 /// The work to do for a reader.
 #[derive(Default)]

@@ -14,12 +14,12 @@ mod foresight;
 mod guard;
 mod listeners;
 mod prefetch;
+mod recheck;
 mod residency;
 mod scrub;
 mod settle;
 mod stats;
 mod transfer;
-mod verify;
 
 use std::{
     fmt,
@@ -48,7 +48,7 @@ use super::{
     Cache, CacheError, Settings,
     layout::Layout,
     readahead::Runs,
-    released::{BlobKey, Released},
+    released_readers::{BlobKey, Released},
     store::{Store, is_full},
 };
 use crate::{

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     error::ReadError,
-    plan::{FIRST_NEEDED, LEAST_PART, PLANNER},
+    request_sizes::{FIRST_NEEDED, LEAST_PART, PLANNER},
     sharing::workers::Priority,
     source::early::{Early, EarlyBytes},
 };

@@ -16,7 +16,7 @@ use std::{
 };
 
 use super::super::{
-    clock::Clock,
+    pausing_clock::Clock,
     ready::ReadyMap,
     single_flight::{InFlight, Lease, LockedInFlight, Waiter},
 };

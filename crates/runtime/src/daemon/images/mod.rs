@@ -13,11 +13,11 @@ use lazuli_registry::{ImageName, Login, Manifest};
 use super::{
     DaemonError,
     api::MountRequest,
-    explanation::{Explain, MirrorActivity},
     measurements::Measurements,
     mount::InUse,
     node::Node,
     occupied::{self, Occupied},
+    status_parts::{Explain, MirrorActivity},
 };
 use crate::path_error::At as _;
 

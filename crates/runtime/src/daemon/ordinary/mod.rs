@@ -23,7 +23,7 @@ pub(super) mod check;
 mod content_store;
 mod known;
 mod layers;
-mod prefix;
+mod lower_layers;
 mod publish;
 mod pull;
 mod pulls;

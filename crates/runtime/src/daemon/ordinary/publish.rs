@@ -16,7 +16,7 @@ use lazuli_registry::{BlobContent, Document, ImageName, PushBy, Repository};
 use super::state::Ordinary;
 use crate::{
     daemon::{logins::Lent, node::Node},
-    image::prefix::describe,
+    image::lower_layers::describe,
 };
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;

@@ -29,8 +29,8 @@ use self::{
     headers::Described,
 };
 use super::{
+    chunk_limit::{self, Purpose, Reservation},
     point_files,
-    rows::{self, Purpose, Reservation},
 };
 
 /// How zstd begins, RFC 8878.
@@ -222,7 +222,7 @@ fn parse(map: Map) -> Result<Opened, UnpackError> {
         Ok(count) => count,
         Err(error) => return Ok(Err(error)),
     };
-    let reservation = rows::reserve(count.min(MAX_ROWS), Purpose::New)
+    let reservation = chunk_limit::reserve(count.min(MAX_ROWS), Purpose::New)
         .map_err(|left| UnpackError::TooManyChunks { count, left })?;
     Ok(Bootstrap::open(map).map(|bootstrap| (bootstrap, reservation)))
 }

@@ -16,9 +16,9 @@ use lazuli_registry::Manifest;
 
 use super::{
     ImageError, StoredImage,
+    chunk_limit::Purpose,
     directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, MANIFEST, Partial, write},
     point_files,
-    rows::Purpose,
 };
 
 /// Why layers cannot be shown by their indexes.

@@ -11,7 +11,7 @@ use crate::{
     daemon::{DaemonError, api::MountRequest, node::Node, pins::Pin},
     image::{
         ImageError, StoredImage,
-        prefix::{Prefix, PrefixError},
+        lower_layers::{Prefix, PrefixError},
     },
 };
 

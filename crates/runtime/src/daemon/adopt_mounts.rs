@@ -31,9 +31,9 @@ use crate::{
     image::{self, Fetched, StoredImage},
     keeper::{Descriptors, names::BLOB},
     kernel::{
-        blobfs,
         fanotify::{Session, Unanswered, Watch},
         fuse::{self, MountPoint},
+        loop_devices,
         mount::Backing,
         pages,
     },
@@ -135,7 +135,7 @@ impl Node {
         given: &mut Descriptors,
         adoption: &mut Adoption,
     ) -> Result<(), DaemonError> {
-        let left = blobfs::Left::find(given, &self.link);
+        let left = loop_devices::Left::find(given, &self.link);
         if left.is_none() && records.is_empty() {
             return Ok(());
         }
@@ -173,15 +173,15 @@ impl Node {
     /// The session of the worker before, or a new one, and the disks of `blobs`.
     async fn resume_disks(
         &self,
-        left: Option<blobfs::Left>,
+        left: Option<loop_devices::Left>,
         blobs: Vec<Arc<CachedBlob>>,
-    ) -> Result<(Arc<blobfs::Session>, Vec<Arc<blobfs::Disk>>), DaemonError> {
+    ) -> Result<(Arc<loop_devices::Session>, Vec<Arc<loop_devices::Disk>>), DaemonError> {
         let (link, runtime) = (self.link.clone(), tokio::runtime::Handle::current());
         let resume = move || {
             let _runtime = runtime.enter();
             match left {
-                Some(left) => blobfs::Session::resume(&link, left, blobs),
-                None => Ok((blobfs::Session::start(&link)?, Vec::new())),
+                Some(left) => loop_devices::Session::resume(&link, left, blobs),
+                None => Ok((loop_devices::Session::start(&link)?, Vec::new())),
             }
         };
         let resumed = tokio::task::spawn_blocking(resume).await;

@@ -13,7 +13,7 @@ use lazuli_runtime::{
     Cache, CachedBlob, Settings,
     keeper::Link,
     kernel::{
-        blobfs::{self, Disk, Session},
+        loop_devices::{self, Disk, Session},
         mount::{self, Erofs, Suid},
     },
 };
@@ -94,7 +94,7 @@ impl Node {
         fs::create_dir(&at).unwrap();
         let (session, disks) = (node.session.clone(), node.disks.clone());
         let erofs = spawn_blocking(move || {
-            let erofs = blobfs::mount(&session, &bootstrap, &disks).unwrap();
+            let erofs = loop_devices::mount(&session, &bootstrap, &disks).unwrap();
             erofs.bind(&at, Suid::Keep).unwrap();
             erofs
         });
@@ -247,7 +247,7 @@ async fn the_probe_leaves_nothing_behind() {
     let probe = spawn_blocking(move || {
         let _runtime = runtime.enter();
         let session = Session::start(&Link::alone()).unwrap();
-        blobfs::probe::run(&session, &at)
+        loop_devices::probe::run(&session, &at)
     });
     assert_eq!(timeout(TIMEOUT, probe).await.unwrap().unwrap(), Ok(()));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);

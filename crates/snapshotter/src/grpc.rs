@@ -14,7 +14,7 @@ use crate::{
         UpdateSnapshotRequest, UpdateSnapshotResponse, UsageRequest, UsageResponse,
         ViewSnapshotRequest, ViewSnapshotResponse, snapshots_server::Snapshots,
     },
-    snapshotter::{Snapshotter, Wanted},
+    requests::{Snapshotter, Wanted},
     store::{Kind, Snapshot},
 };
 

@@ -5,7 +5,12 @@ use lazuli_image::{
     rafs::{ReadIndex, WrittenIndex},
 };
 
-use super::{ImageIndex, MAX_LAYERS, join, layer::Indexed, skeleton::Joined};
+use super::{
+    ImageIndex, MAX_LAYERS, join,
+    layer::Indexed,
+    memory::{Share, share},
+    skeleton::Joined,
+};
 use crate::{
     entry::{Entry, EntryKind},
     error::{BuildError, SourceError},
@@ -30,22 +35,31 @@ pub struct KnownLayer {
 /// [`super::index`] from the layers themselves. The tree comes from the skeletons only.
 ///
 /// # Errors
-/// An index is damaged, has no skeleton, or one that does not go with its chunks.
+/// An index is damaged, has no skeleton, or one that does not go with its chunks, or the image takes
+/// too much memory.
 pub fn assemble(layers: Vec<KnownLayer>) -> Result<ImageIndex, BuildError> {
     let (count, limit) = (layers.len() as u64, MAX_LAYERS as u64);
     if count > limit {
         return Err(BuildError::TooMany { what: "layers", count, limit });
     }
     let names = layers.iter().map(|layer| layer.digest.to_string()).collect();
-    let read = layers.into_iter().zip(0..).map(|(layer, number)| read(layer, number));
+    let mut memory = share();
+    let read = layers.into_iter().zip(0..).map(|(layer, number)| read(layer, number, &mut memory));
     join(read.collect::<Result<_, _>>()?, names)
 }
 
-fn read(layer: KnownLayer, number: u8) -> Result<Indexed, BuildError> {
+/// Memory of a row of an index: its chunk has 32 bytes of digest in the index, and about three times
+/// as much when it is read.
+const ROW: u64 = 3;
+
+fn read(layer: KnownLayer, number: u8, memory: &mut Share<'_>) -> Result<Indexed, BuildError> {
     let KnownLayer { digest, stored_size, diff_id, index: bytes } = layer;
-    let failed = |problem| BuildError::Layer { layer: digest.to_string(), problem };
+    memory.take(ROW * bytes.len() as u64)?;
     let index = ReadIndex::parse(&bytes, digest, stored_size)?;
-    let entries = entries(&index, number, stored_size).map_err(failed)?;
+    let entries = entries(&index, number, stored_size, memory).map_err(|error| match error {
+        ReadError::Build(error) => error,
+        ReadError::Source(problem) => BuildError::Layer { layer: digest.to_string(), problem },
+    })?;
     let tables = index.record.tail.meta_end().min(bytes.len() as u64) as usize;
     let has_chunks = !index.starts.is_empty();
     let tables = Algorithm::Sha256.digest(&bytes[..if has_chunks { tables } else { 0 }]);
@@ -53,7 +67,24 @@ fn read(layer: KnownLayer, number: u8) -> Result<Indexed, BuildError> {
     Ok(Indexed { entries, index, beside: None, diff_id })
 }
 
-fn entries(index: &ReadIndex, number: u8, stored_size: u64) -> Result<Vec<Entry>, SourceError> {
+/// Why the entries of a layer were not read.
+enum ReadError {
+    Source(SourceError),
+    Build(BuildError),
+}
+
+impl From<SourceError> for ReadError {
+    fn from(error: SourceError) -> Self {
+        ReadError::Source(error)
+    }
+}
+
+fn entries(
+    index: &ReadIndex,
+    number: u8,
+    stored_size: u64,
+    memory: &mut Share<'_>,
+) -> Result<Vec<Entry>, ReadError> {
     let failed = |offset| {
         move |error: std::io::Error| SourceError::Archive { offset, problem: error.to_string() }
     };
@@ -71,10 +102,10 @@ fn entries(index: &ReadIndex, number: u8, stored_size: u64) -> Result<Vec<Entry>
         };
         if let EntryKind::Regular { size, chunks } = &mut entry.kind {
             if archive.is_sparse() {
-                return Err(fail("it is sparse, and so in no chunk".to_owned()));
+                return Err(fail("it is sparse, and so in no chunk".to_owned()).into());
             }
             if archive.offset().saturating_add(*size) > allowance.limit() {
-                return Err(fail(allowance.exceeded()));
+                return Err(fail(allowance.exceeded()).into());
             }
             let mut left = *size;
             while left > 0 {
@@ -88,6 +119,7 @@ fn entries(index: &ReadIndex, number: u8, stored_size: u64) -> Result<Vec<Entry>
                 left -= length;
             }
         }
+        memory.take_entry(&entry).map_err(ReadError::Build)?;
         entries.push(entry);
     }
     let offset = archive.offset();
@@ -96,7 +128,7 @@ fn entries(index: &ReadIndex, number: u8, stored_size: u64) -> Result<Vec<Entry>
     std::io::copy(rest, &mut std::io::sink()).map_err(failed(offset))?;
     if !joined.has_read_all() {
         let problem = "it has chunks that are in no file".to_owned();
-        return Err(SourceError::Archive { offset, problem });
+        return Err(SourceError::Archive { offset, problem }.into());
     }
     Ok(entries)
 }

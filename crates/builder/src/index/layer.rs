@@ -14,6 +14,7 @@ use lazuli_image::{
 
 use super::{
     gunzip::Mark,
+    memory::Share,
     unpacked::{Place, Unpacked, Whole},
 };
 use crate::{
@@ -48,7 +49,7 @@ pub(super) const BESIDE: u8 = 1 << 7;
 /// A layer that was read.
 pub(super) struct Indexed {
     /// Chunks are in `BlobIndex(number)`, or in `BlobIndex(number | BESIDE)` if the index cannot
-    /// lead to them.
+    /// lead to them. None of a layer whose content is [`Content::Taken`].
     pub(super) entries: Vec<Entry>,
     pub(super) index: WrittenIndex,
     pub(super) beside: Option<BuiltBlob>,
@@ -85,8 +86,8 @@ struct Reader<'a> {
 pub(super) enum Content<'a> {
     /// It stays in the layer. Content that the index cannot lead to is stored again here.
     Stays(&'a Scratch),
-    /// All of it is passed on.
-    Taken(&'a mut ChunkSink<'a>),
+    /// All of it is passed on, by a node: the chunks count in the memory of an image.
+    Taken(&'a mut ChunkSink<'a>, Share<'a>),
 }
 
 /// Reads layer `number`, from its first byte to its last.
@@ -116,7 +117,8 @@ pub(super) fn read<'a>(
         buffer: vec![0; chunk_size as usize],
     };
     let entries = reader.entries(&failed)?;
-    let Reader { archive, found, beside, .. } = reader;
+    // The memory counts until the index is written.
+    let Reader { archive, found, beside, content: _content, .. } = reader;
     let offset = archive.offset();
     let unpacked = archive.into_inner();
     let is_gzip = unpacked.is_gzip();
@@ -159,7 +161,9 @@ impl Reader<'_> {
                 }
                 chunks.shrink_to_fit();
             }
-            entries.push(entry);
+            if let Content::Stays(_) = self.content {
+                entries.push(entry);
+            }
         }
         Ok(entries)
     }
@@ -198,7 +202,8 @@ impl Reader<'_> {
         }
         let next = round_up_to_block(chunk.decoded_end().0);
         self.next = Decoded(next.ok_or_else(|| ChunkError::Read("it is too big".to_owned()))?);
-        if let Content::Taken(sink) = &mut self.content {
+        if let Content::Taken(sink, memory) = &mut self.content {
+            memory.take(size_of::<Found>() as u64).map_err(ChunkError::Build)?;
             sink(chunk.decoded, content).map_err(|error| ChunkError::Read(error.to_string()))?;
         }
         let place = ChunkRef { blob: BlobIndex(self.number), number: chunk.number };

@@ -11,6 +11,7 @@
 mod assemble;
 mod gunzip;
 mod layer;
+mod memory;
 mod seekable;
 mod skeleton;
 mod take;

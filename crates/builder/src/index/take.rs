@@ -2,7 +2,10 @@
 
 use lazuli_image::{Digest, rafs::WrittenIndex};
 
-use super::layer::{self, ChunkSink, Content, IndexLayer};
+use super::{
+    layer::{self, ChunkSink, Content, IndexLayer},
+    memory::share,
+};
 use crate::{error::BuildError, options::Options};
 
 /// A layer that was read once, from its first byte to its last.
@@ -17,9 +20,10 @@ pub struct TakenLayer {
 /// Indexes a layer, and hands the content of its chunks to `sink`, in their order.
 ///
 /// # Errors
-/// The layer is damaged, hostile, or has content that its index could not lead to, or `sink` fails.
+/// The layer is damaged, hostile, takes too much memory, or has content that its index could not
+/// lead to, or `sink` fails.
 pub fn take<'a>(layer: IndexLayer, sink: &'a mut ChunkSink<'a>) -> Result<TakenLayer, BuildError> {
-    let content = Content::Taken(sink);
+    let content = Content::Taken(sink, share());
     let read = layer::read(layer, 0, Options::CHUNK_SIZE, content, &|_| {})?;
     Ok(TakenLayer { index: read.index, diff_id: read.diff_id })
 }

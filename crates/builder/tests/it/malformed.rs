@@ -15,6 +15,23 @@ fn message(tar: &[u8]) -> String {
 }
 
 #[test]
+fn members_inherit_no_more_than_a_tar_may_give_them() {
+    let attribute = [("SCHILY.xattr.user.a", &[b'x'; 60_000][..])];
+    let members = |count: usize| {
+        let tar = Tar::default().pax(b'g', &attribute);
+        (0..count).fold(tar, |tar, number| tar.file(&number.to_string(), b"")).end()
+    };
+    assert_eq!(entries(&members(1000)).unwrap().len(), 1000);
+    let error = message(&members(2000));
+    assert!(error.contains("inherit more than 67108864 bytes"), "{error}");
+    // What a member says itself is bounded by its own size.
+    let own = (0..2000).fold(Tar::default(), |tar, number| {
+        tar.pax(b'x', &[("SCHILY.xattr.user.a", &[b'x'; 1000])]).file(&number.to_string(), b"")
+    });
+    assert_eq!(entries(&own.end()).unwrap().len(), 2000);
+}
+
+#[test]
 fn errors_name_entry_place_and_expectation() {
     let file = |name: &str| Tar::default().file("first", b"x").file(name, b"").end();
     let pax =

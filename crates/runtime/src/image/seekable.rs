@@ -34,9 +34,15 @@ use super::{
 /// table of contents.
 const TAIL: u64 = 64 << 10;
 
-/// Maximum size of all tables of an image in bytes, stored and unpacked together. The tree made from
-/// them takes several times as much memory.
+/// Maximum size of all tables of an image in bytes, stored and unpacked together.
 const LIMIT: u64 = MAX_TOC;
+
+/// Maximum size of the tables of all images that are being opened. One image may have half of what
+/// others leave.
+const ALL: u64 = 4 * LIMIT;
+
+/// Bytes of the tables of all images that are being opened.
+static HELD: AtomicU64 = AtomicU64::new(0);
 
 /// Layers whose tables are fetched at the same time.
 const LAYERS: usize = 8;
@@ -49,12 +55,7 @@ pub(super) async fn make_bootstrap(
 ) -> Result<(Bootstrap<Map>, Reservation, Fetched), ImageError> {
     let image = repository.describe();
     let places = repository.clone().places();
-    let tables = Tables {
-        image: &image,
-        places: &places,
-        bytes: AtomicU64::new(0),
-        unpacking: Mutex::new(()),
-    };
+    let tables = Tables::new(&image, &places);
     let fetches = layers.iter().map(|layer| tables.fetch(layer));
     let fetches = stream::iter(fetches.collect::<Vec<_>>()).buffered(LAYERS);
     let (tocs, fetched): (Vec<_>, Vec<_>) =
@@ -106,14 +107,27 @@ pub(super) fn hot<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Vec<u64> {
 struct Tables<'a> {
     image: &'a str,
     places: &'a [Arc<dyn Pull>],
-    /// Bytes of the tables held so far.
+    /// Bytes of the tables held so far, and their limit.
     bytes: AtomicU64,
-    /// Held while a table is unpacked and counted: what it claims is known only afterwards, so the
-    /// tables of an image take at most twice [`LIMIT`].
-    unpacking: Mutex<()>,
+    limit: u64,
 }
 
-impl Tables<'_> {
+/// Held while a table is unpacked and counted: its size is known only afterwards, so the tables of
+/// all images take at most [`LIMIT`] more than they may.
+static UNPACKING: Mutex<()> = Mutex::const_new(());
+
+impl Drop for Tables<'_> {
+    fn drop(&mut self) {
+        HELD.fetch_sub(*self.bytes.get_mut(), Ordering::Relaxed);
+    }
+}
+
+impl<'a> Tables<'a> {
+    fn new(image: &'a str, places: &'a [Arc<dyn Pull>]) -> Self {
+        let left = ALL.saturating_sub(HELD.load(Ordering::Relaxed));
+        Tables { image, places, bytes: AtomicU64::new(0), limit: LIMIT.min(left / 2) }
+    }
+
     /// The table of `layer`, from the first place that has the right one.
     async fn fetch(&self, layer: &SeekableLayer) -> Result<(LayerToc, Fetched), ImageError> {
         let mut fetched = Fetched::default();
@@ -151,7 +165,7 @@ impl Tables<'_> {
                     }
                 };
                 let unpack = move || Ok(toc_of_member(&member, of_toc, digest));
-                let turn = self.unpacking.lock().await;
+                let turn = UNPACKING.lock().await;
                 (self.unpack(unpack).await?.map_err(failed)?, at, turn)
             }
             TocPlace::Frame { offset, stored_size, size, digest: of_toc } => {
@@ -159,7 +173,7 @@ impl Tables<'_> {
                 self.must_be_within(place, layer, offset, end)?;
                 let stored = read(place, layer, offset..end, fetched).await?;
                 let unpack = move || Ok(toc_of_frame(&stored, size, of_toc, digest));
-                let turn = self.unpacking.lock().await;
+                let turn = UNPACKING.lock().await;
                 let toc = self.unpack(unpack).await?.map_err(failed)?;
                 // The header of its skippable frame comes before it.
                 (toc, offset.saturating_sub(FRAME_HEADER), turn)
@@ -193,10 +207,11 @@ impl Tables<'_> {
         bytes: u64,
     ) -> Result<(), ImageError> {
         let all = self.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
-        if all <= LIMIT {
+        HELD.fetch_add(bytes, Ordering::Relaxed);
+        if all <= self.limit {
             return Ok(());
         }
-        let problem = format!("the image's tables have more than {LIMIT} bytes");
+        let problem = format!("the image's tables have more than {} bytes", self.limit);
         let object = ("table of contents of", layer.digest);
         Err(self.wrong(place, FormatError::new(object, 0, problem)))
     }

@@ -8,6 +8,7 @@ use lazuli_image::{
 };
 
 use super::{
+    super::memory::Share,
     LayerToc,
     pieces::{File, Pieces},
 };
@@ -34,8 +35,11 @@ pub(super) struct Read {
     pub(super) divisor: u32,
 }
 
+/// Memory of a piece of a file: as it is read, and as a chunk.
+const PIECE: u64 = 256;
+
 /// Reads layer `number`.
-pub(super) fn read(toc: &LayerToc, number: u8) -> Result<Read, BuildError> {
+pub(super) fn read(toc: &LayerToc, number: u8, memory: &mut Share<'_>) -> Result<Read, BuildError> {
     let LayerToc { layer, toc, end } = toc;
     let mut reader = Reader {
         number,
@@ -44,6 +48,7 @@ pub(super) fn read(toc: &LayerToc, number: u8) -> Result<Read, BuildError> {
         open: None,
         pieces: Pieces::default(),
         landmark: None,
+        memory,
     };
     let failed =
         |problem: String| FormatError::new(("table of contents of", layer.digest), 0, problem);
@@ -61,7 +66,7 @@ pub(super) fn read(toc: &LayerToc, number: u8) -> Result<Read, BuildError> {
     Ok(Read { entries, record, landmark, divisor })
 }
 
-struct Reader {
+struct Reader<'a, 'm> {
     number: u8,
     has_landmarks: bool,
     entries: Vec<Entry>,
@@ -69,9 +74,10 @@ struct Reader {
     open: Option<File>,
     pieces: Pieces,
     landmark: Option<Stored>,
+    memory: &'a mut Share<'m>,
 }
 
-impl Reader {
+impl Reader<'_, '_> {
     fn entry(&mut self, entry: &TocEntry<'_>) -> Result<(), String> {
         let kind = entry.kind.ok_or("it has no type")?;
         if kind == TocKind::Chunk {
@@ -103,7 +109,9 @@ impl Reader {
             self.open = Some(file);
         }
         let metadata = metadata(entry)?;
-        self.entries.push(Entry { path, offset: 0, metadata, kind });
+        let entry = Entry { path, offset: 0, metadata, kind };
+        self.memory.take_entry(&entry).map_err(|error| error.to_string())?;
+        self.entries.push(entry);
         Ok(())
     }
 
@@ -117,6 +125,7 @@ impl Reader {
         };
         let added = self.pieces.add(file, self.number);
         *chunks = added.map_err(|problem| format!("`{path}`: {problem}"))?;
+        self.memory.take(PIECE * chunks.len() as u64).map_err(|error| error.to_string())?;
         Ok(())
     }
 }

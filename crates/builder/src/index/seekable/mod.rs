@@ -15,7 +15,7 @@ use lazuli_image::{
     seekable::SeekableLayer,
 };
 
-use super::MAX_LAYERS;
+use super::{MAX_LAYERS, memory::share};
 use crate::{build::stack, error::BuildError, pack::for_each_chunk};
 
 /// Maximum number of chunk-sized parts of all files. A part takes 8 bytes of the bootstrap; with the
@@ -45,16 +45,18 @@ pub struct SeekableImage {
 /// Makes the image of `layers`, lowest first, from their tables alone. Memory is that of the tree.
 ///
 /// # Errors
-/// A table is damaged or hostile, or lists a file that cannot be read in parts.
+/// A table is damaged or hostile, lists a file that cannot be read in parts, or takes too much memory.
 pub fn assemble_seekable(layers: &[LayerToc]) -> Result<SeekableImage, BuildError> {
     let (count, limit) = (layers.len() as u64, MAX_LAYERS as u64);
     if count > limit {
         return Err(BuildError::TooMany { what: "layers", count, limit });
     }
+    let mut memory = share();
     let (mut entries, mut read) = (Vec::new(), Vec::new());
     let mut chunk_size = MAX_UNIT;
     for (layer, number) in layers.iter().zip(0..) {
-        let layer::Read { entries: own, record, landmark, divisor } = layer::read(layer, number)?;
+        let layer::Read { entries: own, record, landmark, divisor } =
+            layer::read(layer, number, &mut memory)?;
         entries.push((layer.layer.digest.to_string(), own));
         chunk_size = chunk_size.min(divisor);
         read.push((record, landmark));

@@ -32,6 +32,9 @@ const MAX_EXTENSION: u64 = 1 << 20;
 /// every member.
 const MAX_GLOBAL: u64 = 64 << 10;
 
+/// Maximum size in bytes of what all members together inherit from global headers: each copies it.
+const MAX_INHERITED: u64 = 64 << 20;
+
 /// Maximum number of members of one archive: 4 Mi, ten times the largest images known, about 1 GiB
 /// of memory.
 const MAX_MEMBERS: u64 = 4 << 20;
@@ -48,6 +51,8 @@ pub struct Archive<R> {
     members: u64,
     global: Attributes,
     global_bytes: u64,
+    /// Bytes that members have inherited.
+    inherited: u64,
     content: Layout,
 }
 
@@ -67,6 +72,7 @@ impl<R: Read> Archive<R> {
             members: 0,
             global: Attributes::default(),
             global_bytes: 0,
+            inherited: 0,
             content: Layout::default(),
         }
     }
@@ -82,7 +88,7 @@ impl<R: Read> Archive<R> {
     }
 
     fn next_member(&mut self) -> Result<Option<Entry>, SourceError> {
-        let mut attributes = self.global.clone();
+        let mut attributes = self.inherit()?;
         let mut long = LongNames::default();
         let mut start = None;
         loop {
@@ -128,6 +134,19 @@ impl<R: Read> Archive<R> {
                 _ => return self.member(start, &header, attributes, long).map(Some),
             }
         }
+    }
+
+    /// The attributes that global headers give to the next member.
+    fn inherit(&mut self) -> Result<Attributes, SourceError> {
+        self.inherited += self.global.bytes();
+        if self.inherited > MAX_INHERITED {
+            let problem = format!(
+                "members inherit more than {MAX_INHERITED} bytes of names and attributes from \
+                 global PAX headers"
+            );
+            return Err(SourceError::Archive { offset: self.offset, problem });
+        }
+        Ok(self.global.clone())
     }
 
     /// The content of the entry that [`Archive::next_entry`] gave last, holes as zeros.

@@ -79,6 +79,16 @@ impl Sparse {
 }
 
 impl Attributes {
+    /// Bytes of the names, attributes and maps.
+    pub(super) fn bytes(&self) -> u64 {
+        let texts =
+            [&self.path, &self.link_path, &self.acl_access, &self.acl_default, &self.sparse.name];
+        let texts = texts.into_iter().flatten().map(Vec::len);
+        let xattrs = self.xattrs.iter().map(|(name, value)| name.len() + value.len());
+        let map = size_of_val(&self.sparse.numbers[..]);
+        (texts.chain(xattrs).sum::<usize>() + map) as u64
+    }
+
     /// Applies the records of one extended header. Later records win. The error is the problem.
     pub(super) fn apply(&mut self, mut records: &[u8]) -> Result<(), String> {
         while !records.is_empty() {

@@ -4,7 +4,8 @@
 //! ranges, several at a time ─▶ stored SHA-256 ─▶ inflate ─▶ SHA-256 of the tar ─▶ tar ─┬─▶ cache
 //!          └─▶ spool                                                                   └─▶ index
 //! ```
-//! Nothing is unpacked, and memory is bounded by the ranges in flight. The layer counts if both
+//! Nothing is unpacked. Memory is bounded by the ranges in flight and by the builder's limit for
+//! trees and indexes. The layer counts if both
 //! digests are those that manifest and configuration have; else nothing of it is kept. A range that
 //! does not arrive is asked for again; a pull that was broken off goes on behind its spool.
 

@@ -7,6 +7,9 @@
 //! the wait, and for [`Settings::grace`] longer. (The freezer of cgroup v2 doesn't stop sleepers in
 //! the kernel: they finish the read, and stop on their way back to the program.)
 //!
+//! A reader that is awake may get no processor for minutes: of a tenant who starves his own threads,
+//! or others'. So one that could run counts as outside only when it has run for long enough.
+//!
 //! A thread waits for one event at a time. So the last one that it was let through to is all that
 //! has to be known.
 //!
@@ -32,6 +35,12 @@ use crate::{
 /// wakes all of them for each answer.
 const ANSWERED: Duration = Duration::from_secs(1);
 
+/// Ticks of processor time in which a reader certainly leaves the wait, and then copies a chunk: it
+/// takes microseconds, and less than a millisecond for each megabyte. Time is counted in ticks of 10
+/// ms, so the first may be nearly over when the count begins.
+const LEAVES: u64 = 2;
+const COPIES: u64 = 1;
+
 /// Distinguishes the open blobs of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct BlobKey(u64);
@@ -50,7 +59,7 @@ pub(super) struct Released {
     threads: Mutex<HashMap<i32, Reader>>,
     /// Threads found frozen in the wait that an earlier process may have let through, to chunks
     /// unknown to this process.
-    strangers: Mutex<HashMap<i32, Option<Instant>>>,
+    strangers: Mutex<HashMap<i32, Seen>>,
     /// Whether strangers have been searched for, so that no more can appear.
     counted: AtomicBool,
 }
@@ -60,8 +69,16 @@ struct Reader {
     blob: BlobKey,
     chunks: Range<usize>,
     noted: Instant,
+    seen: Seen,
+}
+
+/// Where a thread was seen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// Its processor time when it was first seen awake.
+    awake: Option<u64>,
     /// When it was first seen outside the wait.
-    left: Option<Instant>,
+    outside: Option<Instant>,
 }
 
 impl Released {
@@ -72,7 +89,7 @@ impl Released {
             self.counted.store(false, Ordering::Release);
             return;
         }
-        let reader = Reader { blob, chunks, noted: Instant::now(), left: None };
+        let reader = Reader { blob, chunks, noted: Instant::now(), seen: Seen::default() };
         lock(&self.threads).insert(thread, reader);
     }
 
@@ -83,21 +100,28 @@ impl Released {
                 tracing::warn!(%error, "cannot see which readers are frozen");
                 Vec::new()
             });
-            lock(&self.strangers).extend(frozen.into_iter().map(|thread| (thread, None)));
+            lock(&self.strangers)
+                .extend(frozen.into_iter().map(|thread| (thread, Seen::default())));
         }
         let now = Instant::now();
-        lock(&self.strangers).retain(|thread, left| is_here(*thread, left, now, grace));
+        let stays = |thread: i32, seen: &mut Seen, chunks: usize| {
+            seen.is_before_its_page(threads::find(thread), chunks, now, grace)
+        };
+        lock(&self.strangers).retain(|thread, seen| stays(*thread, seen, 1));
         let old: Vec<_> = {
             let all = lock(&self.threads);
             let old = all.iter().filter(|(_, reader)| now.duration_since(reader.noted) > ANSWERED);
-            old.map(|(thread, reader)| (*thread, reader.noted, reader.left)).collect()
+            let sight = |(thread, reader): (&i32, &Reader)| {
+                (*thread, reader.noted, reader.seen, reader.chunks.len())
+            };
+            old.map(sight).collect()
         };
-        for (thread, noted, mut left) in old {
+        for (thread, noted, mut seen, chunks) in old {
             // Not under the lock, which events need: the kernel takes its time over /proc.
-            let stays = is_here(thread, &mut left, now, grace);
+            let stays = stays(thread, &mut seen, chunks);
             let mut all = lock(&self.threads);
             if let Some(reader) = all.get_mut(&thread).filter(|reader| reader.noted == noted) {
-                reader.left = left;
+                reader.seen = seen;
                 if !stays {
                     all.remove(&thread);
                 }
@@ -120,13 +144,29 @@ impl Released {
     }
 }
 
-/// Returns whether a thread may not have reached its page yet. `left` is when it was first seen
-/// outside the wait: a later wait is for another event.
-fn is_here(thread: i32, left: &mut Option<Instant>, now: Instant, grace: Duration) -> bool {
-    match (threads::find(thread), *left) {
-        (ThreadState::Gone, _) => false,
-        (ThreadState::Waits, None) => true,
-        (_, seen) => now.duration_since(*left.insert(seen.unwrap_or(now))) < grace,
+impl Seen {
+    /// Returns whether a thread that was let through to this many chunks may not have copied all of
+    /// them yet. Once it was seen outside the wait, a later wait is for another event.
+    fn is_before_its_page(
+        &mut self,
+        state: ThreadState,
+        chunks: usize,
+        now: Instant,
+        grace: Duration,
+    ) -> bool {
+        let copied = LEAVES + COPIES * chunks as u64;
+        match state {
+            ThreadState::Gone => return false,
+            ThreadState::Waits if self.outside.is_none() => return true,
+            ThreadState::Runs(ticks)
+                if self.outside.is_none()
+                    && ticks < self.awake.get_or_insert(ticks).saturating_add(copied) =>
+            {
+                return true;
+            }
+            _ => {}
+        }
+        now.duration_since(*self.outside.get_or_insert(now)) < grace
     }
 }
 
@@ -135,5 +175,36 @@ impl fmt::Debug for Released {
         f.debug_struct("Released")
             .field("threads", &lock(&self.threads).len())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Duration = Duration::from_secs(60);
+
+    /// Follows a reader of two chunks through `states`, one every second; when it counts as gone.
+    fn gone_after(states: impl IntoIterator<Item = ThreadState>) -> Option<usize> {
+        let (mut seen, begin) = (Seen::default(), Instant::now());
+        states.into_iter().enumerate().position(|(second, state)| {
+            let now = begin + Duration::from_secs(second as u64);
+            !seen.is_before_its_page(state, 2, now, GRACE)
+        })
+    }
+
+    #[test]
+    fn a_reader_that_gets_no_processor_stays() {
+        use ThreadState::{Elsewhere, Gone, Runs, Waits};
+        let long = || std::iter::repeat_n(Runs(500), 1000);
+        assert_eq!(gone_after(long()), None);
+        assert_eq!(gone_after([Waits; 1000]), None);
+        // It ran, but not for long enough to have copied both chunks.
+        assert_eq!(gone_after(long().chain([Runs(503); 100])), None);
+        assert_eq!(gone_after(long().chain([Runs(504); 100])), Some(1060));
+        assert_eq!(gone_after(long().chain([Elsewhere; 100])), Some(1060));
+        assert_eq!(gone_after(long().chain([Gone])), Some(1000));
+        // It waits for the next event.
+        assert_eq!(gone_after([Elsewhere].into_iter().chain([Waits; 100])), Some(60));
     }
 }

@@ -14,7 +14,10 @@ pub(crate) enum ThreadState {
     /// It sleeps in the kernel's wait for an answer, or is frozen there. A reader that a cgroup v1
     /// freezer has frozen stays in this wait after the answer, until it is thawed.
     Waits,
-    /// It is anywhere else.
+    /// It runs, or could if it got a processor, and has used one for this many ticks of 10 ms so
+    /// far.
+    Runs(u64),
+    /// It sleeps anywhere else.
     Elsewhere,
     /// It has ended.
     Gone,
@@ -89,6 +92,7 @@ fn at(thread: &Path) -> ThreadState {
             Ok(name) if name != "0" && !name.starts_with(FANOTIFY) => ThreadState::Elsewhere,
             _ => ThreadState::Waits,
         },
+        Some('R') => ThreadState::Runs(ticks(&stat).unwrap_or(0)),
         _ => ThreadState::Elsewhere,
     }
 }
@@ -96,6 +100,14 @@ fn at(thread: &Path) -> ThreadState {
 /// `4711 (name) D …`; a name may have spaces and parentheses.
 fn state(stat: &str) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+/// Processor time, as programs and the kernel used it for the thread: the twelfth and thirteenth
+/// field after the name's, `utime` and `stime`.
+fn ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let mut next = || fields.next()?.parse::<u64>().ok();
+    Some(next()? + next()?)
 }
 
 #[cfg(test)]
@@ -110,6 +122,13 @@ mod tests {
     }
 
     #[test]
+    fn processor_time_is_of_programs_and_kernel() {
+        let stat = "7 (a) b) R 1 2 3 4 5 6 7 8 9 10 110 12 20 0";
+        assert_eq!(ticks(stat), Some(122));
+        assert_eq!(ticks("7 (a) R 1 2"), None);
+    }
+
+    #[test]
     fn the_freezer_is_where_the_kernel_says() {
         let table = "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n\
             cgroup /sys/fs/cgroup/cpu cgroup rw,relatime,cpu 0 0\n\
@@ -120,10 +139,10 @@ mod tests {
     }
 
     #[test]
-    fn a_running_thread_is_elsewhere() {
+    fn a_running_thread_runs() {
         let own = fs::read_link("/proc/thread-self").unwrap();
         let own = own.file_name().unwrap().to_str().unwrap().parse().unwrap();
-        assert_eq!(find(own), ThreadState::Elsewhere);
+        assert!(matches!(find(own), ThreadState::Runs(_)));
         // Above the largest number that Linux gives.
         assert_eq!(find(1 << 30), ThreadState::Gone);
     }

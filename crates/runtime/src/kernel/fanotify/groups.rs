@@ -1,17 +1,18 @@
-//! The fanotify groups of a process: one for each image, and one for files that several images
+//! The fanotify groups of a process: one for each image, and one for each blob that several images
 //! share.
 //!
 //! The kernel hands the events of a group out in one order, and wakes all readers that wait for a
 //! group whenever it gets an answer for one of them: with 10,000 readers that takes 40 ms. In a
-//! group of its own an image pays for that alone.
+//! group of its own an image pays for that alone, and so do those that share a blob, for its reads.
 //!
 //! ```text
-//! file of one image        the group of that image; another one when more than 1024 readers wait for it
-//! file of several images   the common group
+//! file of one image        the group of that image
+//! file of several images   a group of that file
+//! 1024 readers wait in it  another group of the same image or file
 //! no more groups           the common group
 //! ```
 //!
-//! A group is closed when its image has no file system any more. Before that, a reader that the
+//! A group is closed when its image or file is in no file system any more. Before that, a reader that the
 //! kernel has let through to the group's marks, and whose event is not queued yet, would be let
 //! through to a hole. Until then a file may change its group: it is marked in the new one before
 //! the mark in the old one goes, so it is never without.
@@ -52,7 +53,7 @@ use crate::{
 /// 250 pods at most.
 const WANTED: u32 = 1024;
 
-/// Groups that one image has at most.
+/// Groups that one image or shared blob has at most.
 const MOST: usize = 16;
 
 /// The file with the kernel's limit.
@@ -78,8 +79,8 @@ pub(super) struct Groups {
 
 #[derive(Default)]
 struct Table {
-    /// By image, see [`name`]. The last group of an image gets its new marks. No image has an empty
-    /// list.
+    /// By image or shared blob, see [`name`]. The last group of one gets its new marks. None has an
+    /// empty list.
     own: HashMap<String, Vec<Own>>,
     last: u64,
 }
@@ -92,7 +93,7 @@ struct Own {
 }
 
 impl Groups {
-    /// Starts with `group` for files that images share.
+    /// Starts with `group` for what gets no group of its own.
     pub(super) fn new(link: &Arc<Link>, group: Group, journal: Journal) -> io::Result<Self> {
         let journal = Arc::new(journal);
         let common = Arc::new(Channel::new(group, journal.clone(), 0, 0)?);
@@ -110,56 +111,57 @@ impl Groups {
 
     /// Takes over a group of an earlier process.
     pub(super) fn resume(&self, name: String, group: OwnedFd) -> io::Result<()> {
-        let image = name.split('.').next().unwrap_or_default().to_owned();
-        self.insert(&mut self.lock(), image, name, group.into()).map(drop)
+        let owner = name.split('.').next().unwrap_or_default().to_owned();
+        self.insert(&mut self.lock(), owner, name, group.into()).map(drop)
     }
 
-    /// The group for files that only this image has. The common one when the kernel gives no more.
-    pub(super) fn of(&self, image: &Digest) -> Arc<Channel> {
+    /// The group of an image, or of a blob that several have. The common one when the kernel gives
+    /// no more.
+    pub(super) fn of(&self, owner: &Digest) -> Arc<Channel> {
         let mut table = self.lock();
-        let name = name(image);
+        let name = name(owner);
         if let Some(own) = table.own.get(&name).and_then(|all| all.last()) {
             return own.channel.clone();
         }
         let created = create().and_then(|group| self.insert(&mut table, name.clone(), name, group));
         created.unwrap_or_else(|error| {
-            tracing::warn!(%image, %error, "the image shares a fanotify group with others");
+            tracing::warn!(%owner, %error, "it shares a fanotify group with others");
             self.common.clone()
         })
     }
 
-    /// Gives an image another group for new marks, unless it has enough.
-    pub(super) fn add(&self, image: &Digest) -> io::Result<()> {
+    /// Gives an image or blob another group for new marks, unless it has enough.
+    pub(super) fn add(&self, owner: &Digest) -> io::Result<()> {
         let mut table = self.lock();
-        let image = name(image);
-        let Some(all) = table.own.get(&image).filter(|all| all.len() < MOST) else { return Ok(()) };
-        let mut names = (2..).map(|number: u32| format!("{image}.{number}"));
+        let owner = name(owner);
+        let Some(all) = table.own.get(&owner).filter(|all| all.len() < MOST) else { return Ok(()) };
+        let mut names = (2..).map(|number: u32| format!("{owner}.{number}"));
         let is_free = |name: &String| !all.iter().any(|own| own.name == *name);
         let Some(name) = names.find(is_free) else { return Ok(()) };
         let group = create()?;
-        self.insert(&mut table, image, name, group).map(drop)
+        self.insert(&mut table, owner, name, group).map(drop)
     }
 
     fn insert(
         &self,
         table: &mut Table,
-        image: String,
+        owner: String,
         name: String,
         group: Group,
     ) -> io::Result<Arc<Channel>> {
         table.last += 1;
-        let channel = Channel::new(group, self.journal.clone(), table.last, key(&image))?;
+        let channel = Channel::new(group, self.journal.clone(), table.last, key(&owner))?;
         let channel = Arc::new(channel);
         epoll::add(&self.poll, &channel.group, EventData::new_u64(table.last), EventFlags::IN)?;
         // Before anything is marked: without a descriptor in the keeper readers would be let
         // through if this process died.
         let held = self.link.hold(name.clone(), Arc::new(GroupOf(channel.clone())));
         let own = Own { channel: channel.clone(), name, _held: held };
-        table.own.entry(image).or_default().push(own);
+        table.own.entry(owner).or_default().push(own);
         Ok(channel)
     }
 
-    /// The group for files that several images have.
+    /// The group of what got none of its own.
     pub(super) fn common(&self) -> &Arc<Channel> {
         &self.common
     }
@@ -171,13 +173,13 @@ impl Groups {
         own.chain([self.common.clone()]).collect()
     }
 
-    /// Closes the groups of an image without readers. Remaining events are denied.
-    pub(super) fn close(&self, image: &Digest) {
-        let unused = self.lock().own.remove(&name(image));
+    /// Closes the groups of an image or blob without readers. Remaining events are denied.
+    pub(super) fn close(&self, owner: &Digest) {
+        let unused = self.lock().own.remove(&name(owner));
         unused.into_iter().flatten().for_each(|own| self.discard(own));
     }
 
-    /// Closes the groups of images that `is_used` rejects.
+    /// Closes the groups that `is_used` rejects by their names.
     pub(super) fn close_others(&self, is_used: impl Fn(&str) -> bool) {
         let unused: Vec<_> = self.lock().own.extract_if(|name, _| !is_used(name)).collect();
         unused.into_iter().flat_map(|(_, all)| all).for_each(|own| self.discard(own));
@@ -248,7 +250,7 @@ impl Groups {
     }
 }
 
-/// Prefix of the names of an image's groups, and the keeper's name for the first one. Further ones
+/// Prefix of the names of the groups of an image or blob, and the keeper's name for the first one. Further ones
 /// have a number behind a period.
 pub(super) fn name(image: &Digest) -> String {
     format!("{GROUP}-{}", image.hex())
@@ -293,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_are_told_apart_by_their_images() {
+    fn groups_are_told_apart_by_their_owners() {
         let [one, other] = [1, 2].map(|byte| name(&Digest::sha256([byte; 32])));
         assert_ne!(one, other);
         assert_eq!(key(&one), 0x0101_0101_0101_0101);

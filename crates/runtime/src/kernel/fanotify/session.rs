@@ -106,7 +106,7 @@ enum Earlier {
 pub struct Handover {
     /// The common group, with its marks and its queue.
     pub group: OwnedFd,
-    /// Those of images, by their names with the keeper.
+    /// Those of images and shared blobs, by their names with the keeper.
     pub groups: Vec<(String, OwnedFd)>,
     /// The journal.
     pub journal: Journal,
@@ -126,6 +126,17 @@ pub(super) struct Watched {
     pub(super) mounting: usize,
     pub(super) marked: Option<Mark>,
     pub(super) completion: AbortHandle,
+}
+
+impl Watched {
+    /// Whose group the file is marked in: the only image's that has the blob, or the blob's own.
+    fn owner(&self) -> Digest {
+        let mut images = self.images.keys();
+        match (images.next(), images.next()) {
+            (Some(image), None) => *image,
+            _ => self.blob.id(),
+        }
+    }
 }
 
 /// A mark on a file.
@@ -234,8 +245,9 @@ impl Session {
             }
         }
         let all = self.lock();
-        let used: HashSet<_> =
-            all.values().flat_map(|watched| watched.images.keys()).map(groups::name).collect();
+        let owners = |it: &Watched| it.images.keys().copied().chain([it.blob.id()]).collect();
+        let owners = all.values().flat_map(|watched| -> Vec<Digest> { owners(watched) });
+        let used: HashSet<_> = owners.map(|owner| groups::name(&owner)).collect();
         self.groups.close_others(|name| used.contains(name));
     }
 
@@ -249,11 +261,7 @@ impl Session {
 
     /// Marks a file in the group that its events belong to, and in no other one.
     pub(super) fn mark(&self, id: FileId, watched: &mut Watched) -> io::Result<()> {
-        let mut images = watched.images.keys();
-        let channel = match (images.next(), images.next()) {
-            (Some(image), None) => self.groups.of(image),
-            _ => self.groups.common().clone(),
-        };
+        let channel = self.groups.of(&watched.owner());
         let file = watched.blob.file().as_fd();
         let Some(before) = &mut watched.marked else {
             let held = self.link.hold(name(id), watched.blob.clone());
@@ -278,21 +286,19 @@ impl Session {
         Ok(())
     }
 
-    /// Moves the marks of a group with many readers to another group of the same image.
+    /// Moves the marks of a group with many readers to another group of the same image, or of the
+    /// same blob that images share.
     pub(super) fn spread(&self, channel: &Arc<Channel>) -> io::Result<()> {
         let mut all = self.lock();
         let is_here = |watched: &Watched| {
             watched.marked.as_ref().is_some_and(|mark| Arc::ptr_eq(&mark.channel, channel))
         };
         let ids: Vec<_> = all.iter().filter(|(_, w)| is_here(w)).map(|(id, _)| *id).collect();
-        let first = ids.first().and_then(|id| all.get(id));
-        // In the common group are files of other images.
-        let Some(image) = first.filter(|_| channel.number != self.groups.common().number) else {
-            return Ok(());
-        };
-        if let Some(image) = image.images.keys().next() {
-            self.groups.add(image)?;
-        }
+        // In the common group are files of others.
+        let is_common = channel.number == self.groups.common().number;
+        let first = ids.first().filter(|_| !is_common).and_then(|id| all.get(id));
+        let Some(first) = first else { return Ok(()) };
+        self.groups.add(&first.owner())?;
         for id in ids {
             if let Some(watched) = all.get_mut(&id) {
                 self.mark(id, watched)?;
@@ -346,7 +352,9 @@ impl Session {
         }
         if unused {
             watched.completion.abort();
+            let blob = watched.blob.id();
             all.remove(&id);
+            self.groups.close(&blob);
         }
     }
 

@@ -52,13 +52,20 @@ pub(crate) enum Layer {
 }
 
 impl Layer {
-    /// Parses the labels of a Prepare request.
+    /// Parses the labels of a Prepare request for the snapshot `key`.
+    ///
+    /// containerd also labels the snapshots of pods with the pods' own annotations, which may look
+    /// like a layer's. Only a layer is prepared under a key that ends with its target:
+    /// `NAMESPACE/NUMBER/extract-UNIQUE TARGET`. No pod chooses the key of its snapshots.
     ///
     /// # Errors
     /// A layer of a lazy image that is not named, or not by a digest: whether the layer is what it
     /// claims to be could not be found out.
-    pub(crate) fn of(labels: &Labels) -> Result<Self, SnapshotError> {
+    pub(crate) fn of(key: &str, labels: &Labels) -> Result<Self, SnapshotError> {
         let Some(target) = labels.get(TARGET).cloned() else { return Ok(Layer::Ordinary) };
+        if key.rsplit_once(' ').is_none_or(|(_, of)| of != target) {
+            return Ok(Layer::Ordinary);
+        }
         let has = |label| labels.get(label).is_some_and(|value| value == "true");
         let lazy: fn(String, Image) -> Layer = match () {
             () if has(DATA) => |target, image| Layer::Data { target, image },
@@ -154,7 +161,12 @@ mod tests {
                 Layer::Bootstrap { target: target(), image: image(None) },
             ),
         ] {
-            assert_eq!(Layer::of(&labels(pairs)).unwrap(), expected, "{pairs:?}");
+            let key = "k8s.io/7/extract-1-a sha256:1";
+            assert_eq!(Layer::of(key, &labels(pairs)).unwrap(), expected, "{pairs:?}");
+            // Snapshots of pods and containers.
+            for key in ["k8s.io/7/0123abc", "k8s.io/7/extract-1-a sha256:2", "sha256:1"] {
+                assert_eq!(Layer::of(key, &labels(pairs)).unwrap(), Layer::Ordinary, "{pairs:?}");
+            }
         }
         let secrets = labels(&[(USER, "joe"), (SECRET, "s"), ("a", ""), ("b", "c")]);
         assert_eq!(kept(secrets), labels(&[("b", "c")]));
@@ -163,7 +175,8 @@ mod tests {
         for kind in [DATA, BOOTSTRAP] {
             for (known, missing) in [(MANIFEST, "cri.image-ref"), (IMAGE, "cri.manifest-digest")] {
                 let pairs = [(TARGET, "sha256:1"), (kind, "true"), (known, "x")];
-                let error = Layer::of(&labels(&pairs)).unwrap_err().to_string();
+                let key = "default/1/extract-1-a sha256:1";
+                let error = Layer::of(key, &labels(&pairs)).unwrap_err().to_string();
                 assert!(error.contains("layer sha256:1") && error.contains(missing), "{error}");
             }
         }

@@ -58,7 +58,7 @@ impl Snapshotter {
 
     /// Makes a writable snapshot. For a layer of a lazy image, answers that it exists already.
     pub(crate) async fn prepare(&self, wanted: Wanted) -> Result<Vec<Mount>> {
-        match Layer::of(&wanted.labels)? {
+        match Layer::of(&wanted.key, &wanted.labels)? {
             Layer::Ordinary => self.create(wanted, Kind::Active).await,
             Layer::Plain { target, image } => {
                 match self.note_plain(&wanted, &target, image).await {

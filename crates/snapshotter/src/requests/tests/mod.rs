@@ -206,9 +206,11 @@ impl Rig {
     }
 }
 
+/// As containerd asks: the key of a layer ends with its target.
 fn wanted(key: &str, parent: &str, labels: &[(&str, &str)]) -> Wanted {
+    let target = labels.iter().find(|(label, _)| *label == TARGET);
     Wanted {
-        key: key.to_owned(),
+        key: target.map_or(key.to_owned(), |(_, target)| format!("{key} {target}")),
         parent: Some(parent.to_owned()).filter(|parent| !parent.is_empty()),
         labels: labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
     }
@@ -597,8 +599,8 @@ async fn user_namespaces_are_options_of_the_mount() {
     // parent.
     let layer = [&labels[..], &[(TARGET, "sha256:layer")]].concat();
     rig.snapshotter.prepare(wanted("layer", "", &layer)).await.unwrap();
-    assert!(!rig.mount("layer").await.contains("uidmap"));
-    let number = rig.snapshotter.local.store.get("layer").unwrap().number;
+    assert!(!rig.mount("layer sha256:layer").await.contains("uidmap"));
+    let number = rig.snapshotter.local.store.get("layer sha256:layer").unwrap().number;
     let owner = fs::metadata(rig.snapshotter.local.directories.fs(number)).unwrap();
     assert_eq!(std::os::unix::fs::MetadataExt::uid(&owner), 0);
     // A copy of which containerd has changed every owner is not mapped again.

@@ -146,11 +146,12 @@ impl Rig {
             labels
         };
         let [data, bootstrap] = &self.layers;
-        let answer = self.prepare("extract-1", "", labels(data, "nydus-blob"));
+        let key = |target: &str| format!("default/1/extract-1 {target}");
+        let answer = self.prepare(&key(data), "", labels(data, "nydus-blob"));
         if answer.code() != Code::AlreadyExists {
             return answer;
         }
-        self.prepare("extract-2", data, labels(bootstrap, "nydus-bootstrap"))
+        self.prepare(&key(bootstrap), data, labels(bootstrap, "nydus-bootstrap"))
     }
 
     /// The directory at which the image is mounted.
@@ -203,6 +204,9 @@ fn pull_secrets_are_used_kept_renewed_and_never_shown() {
     assert_eq!(here.code(), Code::AlreadyExists, "{here}");
     let image = rig.mounted();
     assert!(read(&image, "one"));
+
+    // A client that brings a wrong one takes the mount's away neither here nor on the disk.
+    assert_eq!(rig.pull(Some("hush-wrong")).code(), Code::AlreadyExists);
 
     // Another worker has it, too.
     rig.lazuli.kill(rig.lazuli.worker());

@@ -33,6 +33,11 @@ impl Keyring {
         self.logins.set(owner, image, login);
     }
 
+    /// The login of `owner`.
+    pub fn held_by(&self, owner: &str) -> Option<Login> {
+        self.logins.held_by(owner)
+    }
+
     /// Forgets the login of `owner`.
     pub fn remove(&self, owner: &str) {
         self.logins.remove(owner);

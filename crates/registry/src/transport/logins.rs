@@ -46,6 +46,12 @@ impl Logins {
         state.generation += 1;
     }
 
+    /// The login of `owner`.
+    pub(crate) fn held_by(&self, owner: &str) -> Option<Login> {
+        let state = self.lock();
+        state.logins.iter().find(|known| known.owner == owner).map(|known| known.login.clone())
+    }
+
     /// Forgets the login of `owner`.
     pub(crate) fn remove(&self, owner: &str) {
         self.lock().logins.retain(|known| known.owner != owner);

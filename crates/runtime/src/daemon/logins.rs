@@ -92,6 +92,11 @@ impl Logins {
         written.await.map_err(io::Error::other)?
     }
 
+    /// The login of a mount.
+    pub(super) fn of(&self, mountpoint: &Path) -> Option<Login> {
+        self.keyring.held_by(&mount_key(mountpoint))
+    }
+
     /// Uses a login for a moment, before anything is mounted.
     pub(super) fn lend(&self, image: &ImageName, login: Login) -> Lent {
         static NUMBER: AtomicU64 = AtomicU64::new(0);

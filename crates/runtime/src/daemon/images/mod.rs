@@ -8,7 +8,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use lazuli_image::Digest;
-use lazuli_registry::{ImageName, Login, Manifest};
+use lazuli_registry::{ImageName, Keyring, Login, Manifest, Options};
 
 use super::{
     DaemonError,
@@ -83,8 +83,8 @@ impl Images {
     }
 
     /// Mounts an image, unless its mount point has a mount of this daemon; admission is checked in
-    /// any case. `login` replaces the mount's earlier one; it is kept until [`Images::unmount`],
-    /// even while nothing is mounted.
+    /// any case. `login` replaces the mount's earlier one if the registry accepts it; it is kept
+    /// until [`Images::unmount`], even while nothing is mounted.
     pub async fn mount(
         &self,
         request: MountRequest,
@@ -93,7 +93,9 @@ impl Images {
         let Ok(_working) = self.0.working.clone().try_read_owned() else {
             return Err(DaemonError::Stopping);
         };
-        if let Some(login) = login {
+        if let Some(login) = login
+            && self.may_replace_login(&request, login).await
+        {
             let kept = self.0.logins.set(&request, login.clone()).await;
             kept.at(self.0.root.join("logins"))?;
         }
@@ -106,6 +108,28 @@ impl Images {
                 other => return other.map(drop),
             }
         }
+    }
+
+    /// Returns whether a mount has no other login, or `login` alone reads the image: any client that
+    /// brings a layer of the image may name a login, and the mount's readers depend on a good one.
+    async fn may_replace_login(&self, request: &MountRequest, login: &Login) -> bool {
+        if self.0.logins.of(&request.mountpoint).is_none_or(|known| known == *login) {
+            return true;
+        }
+        let alone = async {
+            let (name, _) = request.pinned()?;
+            let keyring = Keyring::default();
+            keyring.set("alone", &name, login.clone());
+            let options = Options { keyring, ..self.0.options(request) };
+            lazuli_registry::open(&name, &options)?.manifest(None).await?;
+            Ok::<_, DaemonError>(())
+        };
+        let read = alone.await;
+        if let Err(error) = &read {
+            let image = &request.image;
+            tracing::warn!(image, %error, "the mount keeps its earlier login: a new one is refused");
+        }
+        read.is_ok()
     }
 
     /// Removes a mount, if there is one. Users of a busy mount are served until they are done.

@@ -80,10 +80,11 @@ impl Node {
         Ok(Arc::new(repository.manifest(None).await?))
     }
 
-    /// Keeps the documents that a start of the image needs without its registry.
-    pub(super) fn keep_ordinary(&self, image: &Ordinary) {
+    /// Keeps the documents that a start of the image needs without its registry. Without them none
+    /// of its layers may be reported present.
+    pub(super) fn keep_ordinary(&self, image: &Ordinary) -> bool {
         if self.ordinaries.store.image(&image.manifest.digest).is_some() {
-            return;
+            return true;
         }
         let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
         let record = ImageRecord {
@@ -92,9 +93,10 @@ impl Node {
             config: text(&image.config),
         };
         let kept = self.ordinaries.store.note_image(&image.manifest.digest, &record);
-        if let Err(error) = kept {
-            tracing::warn!(%error, "an image does not start without its registry");
+        if let Err(error) = &kept {
+            tracing::warn!(image = %image.asked, %error, "containerd unpacks the image");
         }
+        kept.is_ok()
     }
 
     /// A trusted key's statement about the image's layers, if the operator enables statements.

@@ -80,7 +80,9 @@ impl Images {
         if !repository.has_blob(&own.digest).await? {
             return Ok(None);
         }
-        self.0.keep_ordinary(&image);
+        if !self.0.keep_ordinary(&image) {
+            return Ok(None);
+        }
         if at + 1 == chain.len() {
             self.0.publish_once(&image, vouched.is_beside, &repository, login);
         }

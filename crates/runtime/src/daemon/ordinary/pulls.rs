@@ -1,7 +1,9 @@
 //! Layers that are being pulled.
 //!
 //! A pull is joined by images of the same repository alone, and each repository has turns of its
-//! own: a registry that hangs or trickles delays no other one's images by more than [`TURN_LIMIT`].
+//! own. One of them needs only one of the node's turns; for further ones all repositories share
+//! [`FURTHER`], so that a few registries that hang or trickle leave turns to others. An image waits
+//! for those of others for [`TURN_LIMIT`] at most.
 
 use std::{
     collections::HashMap,
@@ -17,11 +19,15 @@ use tokio::{
 
 use crate::sync::lock;
 
-/// Layers of one repository that are pulled at the same time: each takes a processor.
-const OF_REPOSITORY: usize = 3;
+/// Layers of one repository that are pulled at the same time, beside one: each takes a processor.
+const OF_REPOSITORY: usize = 2;
 
 /// Layers that the node pulls at the same time. Each holds up to 14 MiB of answers.
 const OF_NODE: usize = 8;
+
+/// Layers that are pulled beside another one of the same repository. The other turns of the node
+/// are left to repositories of which nothing is pulled.
+const FURTHER: usize = OF_NODE / 2;
 
 /// How long a layer waits while other repositories have all turns. Then containerd pulls it.
 const TURN_LIMIT: Duration = Duration::from_secs(5);
@@ -42,17 +48,31 @@ type Key = (String, Digest);
 #[derive(Debug)]
 pub(super) struct Pulls {
     layers: Mutex<HashMap<Key, Running>>,
-    repositories: Mutex<HashMap<String, Weak<Semaphore>>>,
+    repositories: Mutex<HashMap<String, Weak<OfRepository>>>,
     node: Arc<Semaphore>,
+    further: Arc<Semaphore>,
+}
+
+/// The turns of a repository.
+#[derive(Debug)]
+struct OfRepository {
+    first: Arc<Semaphore>,
+    further: Arc<Semaphore>,
 }
 
 /// Held while a layer is pulled.
-pub(super) type Turn = [OwnedSemaphorePermit; 2];
+#[derive(Debug)]
+pub(super) struct Turn {
+    _permits: Vec<OwnedSemaphorePermit>,
+    /// Another layer of the repository has to find the turn taken.
+    _repository: Arc<OfRepository>,
+}
 
 impl Default for Pulls {
     fn default() -> Self {
         let (layers, repositories) = Default::default();
-        Pulls { layers, repositories, node: Arc::new(Semaphore::new(OF_NODE)) }
+        let [node, further] = [OF_NODE, FURTHER].map(|turns| Arc::new(Semaphore::new(turns)));
+        Pulls { layers, repositories, node, further }
     }
 }
 
@@ -90,18 +110,30 @@ impl Pulls {
 
     /// Waits for a turn to pull from a repository; `None` if others hold all turns for too long.
     pub(super) async fn turn(&self, repository: &str) -> Option<Turn> {
-        let own = self.turns_of(repository).acquire_owned().await.ok()?;
-        let node = timeout(TURN_LIMIT, self.node.clone().acquire_owned()).await.ok()?.ok()?;
-        Some([own, node])
+        let of_repository = self.turns_of(repository);
+        let further = async {
+            let own = of_repository.further.clone().acquire_owned().await;
+            [own, self.further.clone().acquire_owned().await]
+        };
+        let own: Vec<_> = tokio::select! {
+            biased;
+            first = of_repository.first.clone().acquire_owned() => vec![first],
+            further = further => further.into(),
+        };
+        let node = timeout(TURN_LIMIT, self.node.clone().acquire_owned()).await.ok()?;
+        // The semaphores are never closed.
+        let permits = own.into_iter().chain([node]).collect::<Result<_, _>>().ok()?;
+        Some(Turn { _permits: permits, _repository: of_repository })
     }
 
-    fn turns_of(&self, repository: &str) -> Arc<Semaphore> {
+    fn turns_of(&self, repository: &str) -> Arc<OfRepository> {
         let mut repositories = lock(&self.repositories);
         repositories.retain(|_, turns| turns.strong_count() > 0);
         if let Some(turns) = repositories.get(repository).and_then(Weak::upgrade) {
             return turns;
         }
-        let turns = Arc::new(Semaphore::new(OF_REPOSITORY));
+        let [first, further] = [1, OF_REPOSITORY].map(|turns| Arc::new(Semaphore::new(turns)));
+        let turns = Arc::new(OfRepository { first, further });
         repositories.insert(repository.to_owned(), Arc::downgrade(&turns));
         turns
     }
@@ -143,20 +175,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_repository_that_hangs_leaves_turns_to_others() {
+    async fn repositories_that_hang_leave_turns_to_others() {
         let pulls = Pulls::default();
-        let mut held = Vec::new();
-        for repository in ["a", "b"] {
-            for _ in 0..OF_REPOSITORY {
-                held.push(pulls.turn(repository).await.unwrap());
-            }
+        let (mut held, at_once) = (Vec::new(), Duration::ZERO);
+        for repository in ["a", "b", "c"] {
+            let turns = async {
+                loop {
+                    held.push(pulls.turn(repository).await.unwrap());
+                }
+            };
+            // It waits for its own turns.
+            assert!(timeout(TURN_LIMIT * 100, turns).await.is_err());
         }
-        let waits = timeout(TURN_LIMIT * 100, pulls.turn("a")).await;
-        assert!(waits.is_err(), "it waits for its own turns");
-        held.push(pulls.turn("c").await.unwrap());
-        held.push(pulls.turn("c").await.unwrap());
-        assert!(pulls.turn("d").await.is_none(), "the node has none left");
-        held.pop();
-        assert!(pulls.turn("d").await.is_some());
+        assert_eq!(held.len(), 3 + FURTHER);
+        let other = timeout(at_once, pulls.turn("d")).await.expect("there is one").unwrap();
+        assert!(timeout(TURN_LIMIT * 100, pulls.turn("d")).await.is_err(), "the others are taken");
+        assert!(pulls.turn("e").await.is_none(), "the node has none left");
+        drop(other);
+        assert!(timeout(at_once, pulls.turn("d")).await.is_ok_and(|turn| turn.is_some()));
     }
 }

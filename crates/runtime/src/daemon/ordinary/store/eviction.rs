@@ -10,7 +10,7 @@ use std::{
 
 use lazuli_image::{Digest, oci::Manifest};
 
-use super::{BLOBS, IndexStore, SPOOLS, remove};
+use super::{BLOBS, IMAGES, ImageRecord, IndexStore, LAYERS, ORDINARY, SPOOLS, remove};
 use crate::cache::Beside;
 
 /// How long an index must not have been used before it may be evicted: an image that is being
@@ -67,12 +67,62 @@ impl IndexStore {
 
 /// Indexes that lead to layers of images that containerd has.
 fn used(store: &IndexStore) -> HashSet<Digest> {
-    let manifests = store
-        .images()
-        .into_iter()
-        .filter_map(|image| Manifest::parse(image.manifest.as_bytes()).ok());
-    let layers = manifests.flat_map(|manifest| manifest.layers);
-    layers.filter_map(|layer| store.layer(&layer.digest)).map(|record| record.index).collect()
+    let layers = layers_in_use(store);
+    layers.filter_map(|layer| store.layer(&layer)).map(|record| record.index).collect()
+}
+
+/// The layers of images that containerd has.
+fn layers_in_use(store: &IndexStore) -> impl Iterator<Item = Digest> {
+    let parse = |(_, image): (_, ImageRecord)| Manifest::parse(image.manifest.as_bytes()).ok();
+    let manifests = store.images().into_iter().filter_map(parse);
+    manifests.flat_map(|manifest| manifest.layers).map(|layer| layer.digest)
+}
+
+/// Removes the oldest records of a `part` while they are more than `most`, but none that an image
+/// of containerd's needs.
+///
+/// # Errors
+/// Too many are needed: `newest`, which was written last, is removed again.
+pub(super) fn limit_records(
+    store: &IndexStore,
+    part: &str,
+    newest: &Digest,
+    most: usize,
+) -> io::Result<()> {
+    let mut files = store.files(part);
+    if files.len() <= most {
+        return Ok(());
+    }
+    let used: HashSet<String> = match part {
+        LAYERS => layers_in_use(store).map(|layer| layer.hex()).collect(),
+        // Of images, and of layers by themselves.
+        IMAGES => {
+            let images = store.images().into_iter().map(|(image, _)| image);
+            images.chain(layers_in_use(store)).map(|digest| digest.hex()).collect()
+        }
+        ORDINARY => store.images().into_iter().map(|(image, _)| image.hex()).collect(),
+        _ => HashSet::new(),
+    };
+    let is_used = |path: &Path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| used.contains(name) || name == newest.hex())
+    };
+    files.sort();
+    // More than necessary: looking for what is in use takes long.
+    let mut surplus = files.len() - (most - most / 16);
+    for (_, path) in files {
+        if surplus > 0 && !is_used(&path) {
+            remove(&path)?;
+            surplus -= 1;
+        }
+    }
+    if surplus <= most / 16 {
+        return Ok(());
+    }
+    remove(&store.path(part, newest))?;
+    Err(io::Error::other(format!(
+        "containerd has images with {most} {part}, the most that is kept"
+    )))
 }
 
 fn is_old(last: SystemTime) -> bool {
@@ -102,10 +152,7 @@ pub(super) fn limit(store: &IndexStore, bytes: u64) -> io::Result<()> {
 mod tests {
     use lazuli_image::Algorithm;
 
-    use super::{
-        super::{ImageRecord, LayerRecord},
-        *,
-    };
+    use super::{super::LayerRecord, *};
 
     fn digest(text: &str) -> Digest {
         Algorithm::Sha256.digest(text.as_bytes())
@@ -160,6 +207,37 @@ mod tests {
         age(&young, 1800);
         assert!(store.remove(&young).unwrap() > 0);
         assert!(!young.exists());
+    }
+
+    #[test]
+    fn records_of_images_that_containerd_has_are_never_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = IndexStore::open(directory.path().to_owned()).unwrap();
+        let note = |text: &str| {
+            let record = LayerRecord { diff_id: digest("t"), index: digest("i"), is_proven: true };
+            store.write(LAYERS, &digest(text), &serde_json::to_vec(&record).unwrap()).unwrap();
+            limit_records(&store, LAYERS, &digest(text), 32)
+        };
+        let (first, _) = image(&store, "a");
+        age(&store.path(LAYERS, &digest("a")), 3600);
+        for number in 0..100 {
+            note(&format!("unused {number}")).unwrap();
+        }
+        assert!(store.files(LAYERS).len() <= 32);
+        assert!(store.layer(&digest("a")).is_some() && store.layer(&digest("unused 99")).is_some());
+        // All of them are needed.
+        for number in 0..32 {
+            image(&store, &format!("used {number}"));
+        }
+        assert!(note("one more").unwrap_err().to_string().contains("32 layers"));
+        assert!(store.layer(&digest("one more")).is_none());
+        assert!((0..32).all(|number| store.layer(&digest(&format!("used {number}"))).is_some()));
+        // Images that containerd has are all used.
+        let more = limit_records(&store, ORDINARY, &first, 32);
+        assert!(more.is_err() && store.image(&first).is_none());
+        assert_eq!(store.images().len(), 32);
+        store.forget_image(&store.images()[0].0).unwrap();
+        assert!(note("one more").is_ok());
     }
 
     #[test]

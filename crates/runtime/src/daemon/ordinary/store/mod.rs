@@ -31,10 +31,11 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::daemon::api::MountRequest;
 
-/// Bytes of indexes above which those go that nothing uses. They take a hundredth of the layers.
+/// Size of all indexes above which unused ones are evicted. They take a hundredth of the layers.
 const KEPT: u64 = 1 << 30;
 
-/// Maximum number of files of another kind.
+/// Maximum number of files of another kind. Records of what containerd has are never removed: it
+/// would not pull a layer again that it was told is present. New ones are refused instead.
 const RECORDS: usize = 16_384;
 
 /// Maximum number of images that wait for being indexed.
@@ -157,7 +158,7 @@ impl IndexStore {
             return Ok(());
         }
         self.write(LAYERS, layer, &serde_json::to_vec(record)?)?;
-        trim(&self.root.join(LAYERS), u64::MAX, RECORDS)
+        eviction::limit_records(self, LAYERS, layer, RECORDS)
     }
 
     /// Manifest and configuration of an image.
@@ -169,7 +170,7 @@ impl IndexStore {
     /// Keeps them.
     pub(super) fn note_image(&self, manifest: &Digest, record: &ImageRecord) -> io::Result<()> {
         self.write(ORDINARY, manifest, &serde_json::to_vec(record)?)?;
-        trim(&self.root.join(ORDINARY), u64::MAX, RECORDS)
+        eviction::limit_records(self, ORDINARY, manifest, RECORDS)
     }
 
     /// Forgets an image that containerd has no more.
@@ -178,11 +179,12 @@ impl IndexStore {
     }
 
     /// The images that were reported present to containerd.
-    fn images(&self) -> Vec<ImageRecord> {
+    fn images(&self) -> Vec<(Digest, ImageRecord)> {
         let entries = fs::read_dir(self.root.join(ORDINARY)).into_iter().flatten().flatten();
         let digest =
             |entry: fs::DirEntry| Digest::from_hex(Algorithm::Sha256, entry.file_name().to_str()?);
-        entries.filter_map(digest).filter_map(|digest| self.image(&digest)).collect()
+        let record = |digest: Digest| Some((digest, self.image(&digest)?));
+        entries.filter_map(digest).filter_map(record).collect()
     }
 
     /// The statements about an image.
@@ -193,7 +195,7 @@ impl IndexStore {
     /// Keeps that.
     pub(super) fn note_stated(&self, image: &Digest, stated: &Stated) -> io::Result<()> {
         self.write(IMAGES, image, &serde_json::to_vec(stated)?)?;
-        trim(&self.root.join(IMAGES), u64::MAX, RECORDS)
+        eviction::limit_records(self, IMAGES, image, RECORDS)
     }
 
     /// Returns whether an index was found to be wrong.
@@ -218,7 +220,7 @@ impl IndexStore {
             return Ok(());
         }
         self.write(UNPACKED, image, &serde_json::to_vec(request)?)?;
-        trim(&self.root.join(UNPACKED), u64::MAX, MOST_UNPACKED)
+        eviction::limit_records(self, UNPACKED, image, MOST_UNPACKED)
     }
 
     /// The images that are to be indexed.
@@ -261,28 +263,6 @@ fn remove(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-/// Removes the oldest files of a directory until the others have at most `bytes`, and are at most
-/// `count`.
-fn trim(directory: &Path, bytes: u64, count: usize) -> io::Result<()> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        // A file that disappears meanwhile is skipped.
-        let Ok(metadata) = entry.metadata() else { continue };
-        files.push((metadata.modified()?, metadata.len(), entry.path()));
-    }
-    files.sort();
-    let (mut sum, mut left) = (files.iter().map(|file| file.1).sum::<u64>(), files.len());
-    for (_, size, path) in files {
-        if sum <= bytes && left <= count {
-            break;
-        }
-        remove(&path)?;
-        (sum, left) = (sum - size, left - 1);
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -330,29 +310,5 @@ mod tests {
             store.note_layer(&layer, &noted).unwrap();
             assert_eq!(store.layer(&layer), Some(known));
         }
-    }
-
-    #[test]
-    fn the_oldest_files_go_first() {
-        let directory = tempfile::tempdir().unwrap();
-        for (age, name) in [(3, "c"), (1, "a"), (2, "b")] {
-            let path = directory.path().join(name);
-            fs::write(&path, [0; 10]).unwrap();
-            let at = SystemTime::now() - std::time::Duration::from_secs(60 * age);
-            let times = fs::FileTimes::new().set_modified(at);
-            fs::File::options().append(true).open(path).unwrap().set_times(times).unwrap();
-        }
-        let left = || {
-            let entries = fs::read_dir(directory.path()).unwrap();
-            let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
-            names.sort();
-            names
-        };
-        trim(directory.path(), 30, 3).unwrap();
-        assert_eq!(left(), ["a", "b", "c"]);
-        trim(directory.path(), 29, 3).unwrap();
-        assert_eq!(left(), ["a", "b"]);
-        trim(directory.path(), u64::MAX, 1).unwrap();
-        assert_eq!(left(), ["a"]);
     }
 }

@@ -1,5 +1,6 @@
 //! Foreign readers of the testkit's output.
 
+mod attacks;
 mod circles;
 mod paths;
 

@@ -110,7 +110,6 @@ impl Node {
         let logins = root.join("logins");
         let logins = Logins::open(&logins, &settings.registry.keyring).at(&logins)?;
         let indexes = root.join("indexes");
-        let ordinaries = Ordinaries::open(indexes.clone(), settings.index.clone()).at(&indexes)?;
         let boot = Path::new("/proc/sys/kernel/random/boot_id");
         let boot = fs::read_to_string(boot).at(boot)?.trim_end().to_owned();
         let defaults = cache::Settings::default();
@@ -124,7 +123,11 @@ impl Node {
         };
         let directory = root.join("cache");
         let cache = Cache::open(&directory, cache_settings)?;
-        ordinaries.evict_with(&cache);
+        let gate = Arc::new(Gate::new(settings.policy.clone(), Some(root.join("verdicts"))));
+        let (index, registry) = (settings.index.clone(), settings.registry.clone());
+        let ordinaries =
+            Ordinaries::open(indexes.clone(), index, gate.clone(), registry, cache.clone());
+        let ordinaries = ordinaries.at(&indexes)?;
         let prefetcher = Prefetcher::new(settings.prefetch.clone(), root, cache.clone());
         let mut probe = match fanotify {
             Fanotify::Proven => Probe::of_successor(),
@@ -144,7 +147,7 @@ impl Node {
         Ok(Node {
             root: root.to_owned(),
             registry: settings.registry.clone(),
-            gate: Arc::new(Gate::new(settings.policy.clone(), Some(root.join("verdicts")))),
+            gate,
             fetch_locks: FetchLocks::default(),
             logins,
             recent: Recent::default(),

@@ -100,6 +100,8 @@ impl Snapshotter {
         let mut turn = self.turns.take(&turn_of(target, image)).await;
         let layers = turn.attempt(image, self.images.data_layers(image)).await?;
         if !layers.iter().any(|layer| layer == target) {
+            // Its metadata may have been fetched ahead.
+            self.forget_unless_used(image).await;
             return Err(not_its_layer(image, target, &layers));
         }
         let Wanted { parent, labels, .. } = wanted;

@@ -19,7 +19,7 @@ use lazuli_registry::{Document, ImageName, Login, Parsed};
 use super::{
     background::{Yielding, in_background},
     content_store::ContentStore,
-    state::Ordinary,
+    state::{Ordinaries, Ordinary},
     store::{IndexStore, Unpacked},
     whole_layer::{self, LayerError},
 };
@@ -84,10 +84,10 @@ impl Node {
     async fn index_unpacked(&self, content: &ContentStore, unpacked: &Unpacked) {
         let Unpacked { image, request, waited } = unpacked;
         let name = &request.image;
-        match self.find_unpacked(content, image, request) {
+        match self.ordinaries.find_unpacked(content, image, request) {
             Ok(Some(found)) => {
                 let found = Arc::new(found);
-                self.index_layers(content, &found).await;
+                self.ordinaries.index_layers(content, &found).await;
                 if let Err(error) = self.publish_unpacked(request, &found).await {
                     let error = error.for_people();
                     tracing::warn!(image = name, error, "its index is not published");
@@ -104,6 +104,25 @@ impl Node {
         }
     }
 
+    async fn publish_unpacked(
+        &self,
+        request: &MountRequest,
+        image: &Arc<Ordinary>,
+    ) -> Result<(), DaemonError> {
+        if !self.ordinaries.settings.publish {
+            return Ok(());
+        }
+        let login = lock(&self.ordinaries.waiting).get(&image.manifest.digest).cloned();
+        self.admit_pinned(request).await?;
+        let options = self.options(request);
+        let repository = lazuli_registry::open(&request.image.parse()?, &options)?;
+        let is_signed = self.ordinaries.indexing(image, &repository, &options).await?.is_some();
+        self.ordinaries.publish_once(image, is_signed, &repository, login);
+        Ok(())
+    }
+}
+
+impl Ordinaries {
     /// The image, if containerd has all of its layers of which the node has no index.
     fn find_unpacked(
         &self,
@@ -124,7 +143,7 @@ impl Node {
         if found.diff_ids.is_empty() {
             return Err("its configuration lists other layers than its manifest".into());
         }
-        let store = &self.ordinaries.store;
+        let store = &self.store;
         for (layer, diff_id) in found.layers() {
             if !store.has_proven(&layer.digest, diff_id) && content.open(&layer.digest)?.is_none() {
                 return Ok(None);
@@ -136,7 +155,7 @@ impl Node {
     /// Indexes layers, one after the other.
     async fn index_layers(&self, content: &ContentStore, image: &Ordinary) {
         for (layer, diff_id) in image.layers() {
-            let (store, cache) = (self.ordinaries.store.clone(), self.cache.clone());
+            let (store, cache) = (self.store.clone(), self.cache.clone());
             if store.has_proven(&layer.digest, diff_id) {
                 continue;
             }
@@ -148,23 +167,6 @@ impl Node {
                 Err(error) => tracing::info!(layer = %digest, %error, "not indexed"),
             }
         }
-    }
-
-    async fn publish_unpacked(
-        &self,
-        request: &MountRequest,
-        image: &Arc<Ordinary>,
-    ) -> Result<(), DaemonError> {
-        if !self.ordinaries.settings.publish {
-            return Ok(());
-        }
-        let login = lock(&self.ordinaries.waiting).get(&image.manifest.digest).cloned();
-        self.admit_pinned(request).await?;
-        let options = self.options(request);
-        let repository = lazuli_registry::open(&request.image.parse()?, &options)?;
-        let is_signed = self.indexing(image, &repository, &options).await?.is_some();
-        self.publish_once(image, is_signed, &repository, login);
-        Ok(())
     }
 }
 

@@ -5,10 +5,15 @@ use std::{sync::Arc, time::Instant};
 use lazuli_image::{Digest, oci::Descriptor};
 use lazuli_registry::Repository;
 
-use super::{pull::Pull, state::Ordinary, vouched::Vouched, whole_layer::LayerError};
-use crate::daemon::{logins::Lent, node::Node};
+use super::{
+    pull::Pull,
+    state::{Ordinaries, Ordinary},
+    vouched::Vouched,
+    whole_layer::LayerError,
+};
+use crate::daemon::logins::Lent;
 
-impl Node {
+impl Ordinaries {
     /// Begins to pull all layers of an image that are not known.
     pub(super) fn begin_pulls(
         &self,
@@ -17,7 +22,7 @@ impl Node {
         repository: &Arc<dyn Repository>,
         login: Option<Arc<Lent>>,
     ) {
-        let store = &self.ordinaries.store;
+        let store = &self.store;
         for (layer, diff_id) in image.layers() {
             let is_here = |index: &Digest| !store.is_wrong(index);
             let record = store.layer(&layer.digest).filter(|record| record.is_proven);
@@ -29,7 +34,7 @@ impl Node {
                 continue;
             }
             let place = place_of(&**repository);
-            let Some(ended) = self.ordinaries.pulls.begin(&place, layer.digest) else { continue };
+            let Some(ended) = self.pulls.begin(&place, layer.digest) else { continue };
             let (layer, diff_id) = (layer.clone(), *diff_id);
             let pull = Pull {
                 repository: repository.clone(),
@@ -37,7 +42,7 @@ impl Node {
                 store: store.clone(),
                 place: place.clone(),
             };
-            let (pulls, login) = (self.ordinaries.pulls.clone(), login.clone());
+            let (pulls, login) = (self.pulls.clone(), login.clone());
             tokio::spawn(async move {
                 let _login = login;
                 let pulled = match pulls.turn(&place).await {

@@ -16,11 +16,11 @@ use lazuli_registry::{
 use tokio::io::AsyncReadExt as _;
 
 use super::{
-    state::Ordinary,
+    state::{Ordinaries, Ordinary},
     store::{ImageRecord, LayerRecord, Stated},
     vouched::{Vouched, VouchedLayer},
 };
-use crate::daemon::{DaemonError, api::MountRequest, node::Node};
+use crate::daemon::{DaemonError, api::MountRequest};
 
 /// Maximum size of the index of one layer, in bytes.
 const INDEX_LIMIT: u64 = 256 << 20;
@@ -28,28 +28,29 @@ const INDEX_LIMIT: u64 = 256 << 20;
 /// How long it is waited for signatures and indexes before layers are pulled.
 const LOOK_WITHIN: Duration = Duration::from_secs(30);
 
-impl Node {
+impl Ordinaries {
     /// The image with its configuration.
-    pub(super) async fn ordinary(
+    pub(super) async fn image(
         &self,
         request: &MountRequest,
         name: &ImageName,
         manifest: Arc<Manifest>,
+        options: &Options,
     ) -> Result<Arc<Ordinary>, DaemonError> {
         let asked: ImageName = request.asked.as_ref().unwrap_or(&request.image).parse()?;
-        if let Some(known) = self.ordinaries.recall(&asked, &manifest.digest) {
+        if let Some(known) = self.recall(&asked, &manifest.digest) {
             return Ok(known);
         }
-        let kept = self.ordinaries.store.image(&manifest.digest).map(|kept| kept.config);
+        let kept = self.store.image(&manifest.digest).map(|kept| kept.config);
         let kept = kept.filter(|kept| manifest.parsed.config.digest.matches(kept.as_bytes()));
         let config = match kept {
             Some(config) => Bytes::from(config),
             None => {
-                let repository = lazuli_registry::open(name, &self.options(request))?;
+                let repository = lazuli_registry::open(name, options)?;
                 config(&*repository, &manifest).await?
             }
         };
-        Ok(self.ordinaries.remember(Ordinary::new(asked, manifest, config)))
+        Ok(self.remember(Ordinary::new(asked, manifest, config)))
     }
 
     /// Returns whether a key is trusted to state the content of the image's layers.
@@ -60,30 +61,26 @@ impl Node {
 
     /// The manifest of `name`, which has the digest `digest`: as kept on this node, or from the
     /// registry.
-    pub(super) async fn ordinary_manifest(
+    pub(super) async fn manifest(
         &self,
-        request: &MountRequest,
         name: &ImageName,
         digest: &Digest,
+        options: &Options,
     ) -> Result<Arc<Manifest>, DaemonError> {
-        if let Some(manifest) = self.recent.get(name) {
-            return Ok(manifest);
-        }
-        if let Some(ImageRecord { media_type, manifest, .. }) = self.ordinaries.store.image(digest)
-        {
+        if let Some(ImageRecord { media_type, manifest, .. }) = self.store.image(digest) {
             let document = Document::new(manifest.into_bytes(), &media_type);
             if let Ok(Parsed::Image(manifest)) = document.parse("this node") {
                 return Ok(Arc::new(*manifest));
             }
         }
-        let repository = lazuli_registry::open(name, &self.options(request))?;
+        let repository = lazuli_registry::open(name, options)?;
         Ok(Arc::new(repository.manifest(None).await?))
     }
 
     /// Keeps the documents that a start of the image needs without its registry. Without them none
     /// of its layers may be reported present.
-    pub(super) fn keep_ordinary(&self, image: &Ordinary) -> bool {
-        if self.ordinaries.store.image(&image.manifest.digest).is_some() {
+    pub(super) fn keep(&self, image: &Ordinary) -> bool {
+        if self.store.image(&image.manifest.digest).is_some() {
             return true;
         }
         let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
@@ -92,7 +89,7 @@ impl Node {
             manifest: text(&image.manifest.raw),
             config: text(&image.config),
         };
-        let kept = self.ordinaries.store.note_image(&image.manifest.digest, &record);
+        let kept = self.store.note_image(&image.manifest.digest, &record);
         if let Err(error) = &kept {
             tracing::warn!(image = %image.asked, %error, "containerd unpacks the image");
         }
@@ -117,7 +114,7 @@ impl Node {
                 self.gate.signed_index(&image.asked, &image.manifest, &**repository, options);
             let found = tokio::time::timeout(LOOK_WITHIN, search).await.ok()?.ok()??;
             let stated = Stated::of(&found.manifest, &found.bundles)?;
-            let kept = self.ordinaries.store.note_stated(&image.manifest.digest, &stated);
+            let kept = self.store.note_stated(&image.manifest.digest, &stated);
             if let Err(error) = kept {
                 tracing::warn!(%error, "a statement is looked for again");
             }
@@ -136,9 +133,7 @@ impl Node {
 
     /// The statement that was found earlier, if it still counts.
     fn stated(&self, image: &Ordinary) -> Result<Option<SignedIndex>, DaemonError> {
-        let Some(Stated { manifest, bundles }) =
-            self.ordinaries.store.stated(&image.manifest.digest)
-        else {
+        let Some(Stated { manifest, bundles }) = self.store.stated(&image.manifest.digest) else {
             return Ok(None);
         };
         let document = Document::new(manifest.into_bytes(), media_type::MANIFEST);
@@ -164,7 +159,7 @@ impl Node {
             diff_id: *diff_id,
             index,
         };
-        let store = &self.ordinaries.store;
+        let store = &self.store;
         let record = store.layer(&layer.digest).filter(|record| record.is_proven);
         if let Some(LayerRecord { diff_id: proven, index, .. }) = record {
             // An image that claims something else of it does not get it.
@@ -195,7 +190,7 @@ impl Node {
     }
 
     async fn fetch_index(&self, vouched: &VouchedLayer) -> Result<Vec<u8>, DaemonError> {
-        let io = |source| DaemonError::Io { path: self.root.join("indexes"), source };
+        let io = |source| DaemonError::Io { path: self.store.root().to_owned(), source };
         let VouchedLayer { stated, size, repository } = vouched;
         if *size > INDEX_LIMIT {
             return Err(io(io::Error::other("the index is too big")));
@@ -203,7 +198,7 @@ impl Node {
         let mut reader = repository.blob(&stated.index, *size).await?;
         let mut bytes = Vec::new();
         reader.read_to_end(&mut bytes).await.map_err(io)?;
-        self.ordinaries.store.keep_index(&bytes).map_err(io)?;
+        self.store.keep_index(&bytes).map_err(io)?;
         Ok(bytes)
     }
 }

@@ -40,7 +40,10 @@ impl Images {
             return Ok(None);
         }
         let (name, digest) = request.pinned()?;
-        if !may_pull && !self.0.ordinaries.store.knows_layers() && !self.0.may_be_signed(&name) {
+        if !may_pull
+            && !self.0.ordinaries.store.knows_layers()
+            && !self.0.ordinaries.may_be_signed(&name)
+        {
             return Ok(None);
         }
         let login = login.map(|login| Arc::new(self.0.logins.lend(&name, login.clone())));
@@ -52,18 +55,19 @@ impl Images {
         if self.0.admit_pinned(request).await.is_err() {
             return Ok(None);
         }
-        let image = self.0.ordinary(request, &name, manifest).await?;
+        let options = self.0.options(request);
+        let image = self.0.ordinaries.image(request, &name, manifest, &options).await?;
         let chain = chain_ids(image.diff_ids.iter().copied());
         let Some(at) = chain.iter().position(|id| id == layer) else { return Ok(None) };
-        let options = self.0.options(request);
         let repository = lazuli_registry::open(&name, &options)?;
-        let vouched = self.0.vouched(&image, &repository, &options).await?;
+        let vouched = self.0.ordinaries.vouched(&image, &repository, &options).await?;
         if may_pull {
-            self.0.begin_pulls(&image, &vouched, &repository, login.clone());
+            self.0.ordinaries.begin_pulls(&image, &vouched, &repository, login.clone());
         }
         for (layer, diff_id) in image.layers().take(at + 1) {
-            let is_known =
-                || async { self.0.known_layer(layer, diff_id, &vouched).await.is_some() };
+            let is_known = || async {
+                self.0.ordinaries.known_layer(layer, diff_id, &vouched).await.is_some()
+            };
             // A pull may end in between.
             let pulled = async || {
                 let pulls = &self.0.ordinaries.pulls;
@@ -80,11 +84,11 @@ impl Images {
         if !repository.has_blob(&own.digest).await? {
             return Ok(None);
         }
-        if !self.0.keep_ordinary(&image) {
+        if !self.0.ordinaries.keep(&image) {
             return Ok(None);
         }
         if at + 1 == chain.len() {
-            self.0.publish_once(&image, vouched.is_beside, &repository, login);
+            self.0.ordinaries.publish_once(&image, vouched.is_beside, &repository, login);
         }
         Ok(u32::try_from(at + 1).ok())
     }

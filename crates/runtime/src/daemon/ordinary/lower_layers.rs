@@ -29,7 +29,10 @@ impl Node {
         count: u32,
     ) -> Result<Shown, DaemonError> {
         let (_, digest) = request.pinned()?;
-        let manifest = self.ordinary_manifest(request, name, &digest).await?;
+        let manifest = match self.recent.get(name) {
+            Some(manifest) => manifest,
+            None => self.ordinaries.manifest(name, &digest, &self.options(request)).await?,
+        };
         self.shown(request, name, manifest, count).await
     }
 
@@ -42,7 +45,7 @@ impl Node {
     ) -> Result<Option<Shown>, DaemonError> {
         let is_ordinary = is_ordinary(manifest);
         let trusts = matches!(self.registry.indexes, IndexTrust::Signed | IndexTrust::Repository);
-        let may_be = trusts && self.may_be_signed(name);
+        let may_be = trusts && self.ordinaries.may_be_signed(name);
         if !is_ordinary || !may_be || self.ordinaries.settings.repository.is_none() {
             return Ok(None);
         }
@@ -63,16 +66,17 @@ impl Node {
         let options = self.options(request);
         let repository = lazuli_registry::open(name, &options)?;
         let verified = self.admit(request, &manifest).await?;
-        let image = self.ordinary(request, name, manifest).await?;
+        let image = self.ordinaries.image(request, name, manifest, &options).await?;
         let known = async |vouched: &Vouched| -> Option<Vec<_>> {
             let layers = image.layers().take(count as usize);
-            let known = layers.map(|(layer, diff_id)| self.known_layer(layer, diff_id, vouched));
+            let known =
+                layers.map(|(layer, diff_id)| self.ordinaries.known_layer(layer, diff_id, vouched));
             join_all(known).await.into_iter().collect()
         };
         // Proven layers need no registry.
         let known = match known(&Vouched::default()).await {
             Some(proven) => Some(proven),
-            None => known(&self.vouched(&image, &repository, &options).await?).await,
+            None => known(&self.ordinaries.vouched(&image, &repository, &options).await?).await,
         };
         let known = known.filter(|known| known.len() == count as usize);
         let known = known.ok_or_else(|| DaemonError::NotVouched { image: name.to_string() })?;

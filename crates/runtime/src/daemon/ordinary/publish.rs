@@ -13,15 +13,12 @@ use lazuli_policy::{
 };
 use lazuli_registry::{BlobContent, Document, ImageName, PushBy, Repository};
 
-use super::state::Ordinary;
-use crate::{
-    daemon::{logins::Lent, node::Node},
-    image::lower_layers::describe,
-};
+use super::state::{Ordinaries, Ordinary};
+use crate::{daemon::logins::Lent, image::lower_layers::describe};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-impl Node {
+impl Ordinaries {
     /// Publishes the index of an image with all layers known, once, unless it `is_signed` already.
     /// Nothing waits for that.
     pub(super) fn publish_once(
@@ -31,11 +28,11 @@ impl Node {
         repository: &Arc<dyn Repository>,
         login: Option<Arc<Lent>>,
     ) {
-        if !self.ordinaries.settings.publish || is_signed || image.published.set(()).is_err() {
+        if !self.settings.publish || is_signed || image.published.set(()).is_err() {
             return;
         }
         let (image, repository) = (image.clone(), repository.clone());
-        let (store, key) = (self.ordinaries.store.clone(), self.ordinaries.settings.key.clone());
+        let (store, key) = (self.store.clone(), self.settings.key.clone());
         tokio::spawn(async move {
             let _login = login;
             let known = image.layers().map(|(layer, diff_id)| {

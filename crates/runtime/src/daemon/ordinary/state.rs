@@ -13,8 +13,8 @@ use lazuli_image::{
     Digest,
     oci::{Descriptor, ImageConfig},
 };
-use lazuli_policy::{LayerDigests, SignedIndex};
-use lazuli_registry::{ImageName, Manifest};
+use lazuli_policy::{Gate, LayerDigests, SignedIndex};
+use lazuli_registry::{ImageName, Manifest, Options};
 use tokio::sync::OnceCell;
 
 use super::{pulls::Pulls, store::IndexStore};
@@ -27,7 +27,8 @@ const REMEMBERED: usize = 32;
 /// Logins with which images came that wait for being indexed, by the digests of their manifests.
 type Waiting = Mutex<HashMap<Digest, Arc<Lent>>>;
 
-/// Layers of images that the repository of indexes does not have, and until when they are not looked for again.
+/// Layers of images that the repository of indexes does not have, and until when they are not looked
+/// for again.
 type Unknown = Mutex<HashMap<(String, LayerDigests), Instant>>;
 
 /// The operator's settings.
@@ -43,9 +44,12 @@ pub struct IndexSettings {
     pub repository: Option<ImageName>,
 }
 
-/// The node's state of ordinary images.
+/// The ordinary images of a node, and what decides which of their layers may be shown.
 #[derive(Debug)]
 pub(in crate::daemon) struct Ordinaries {
+    pub(super) gate: Arc<Gate>,
+    pub(super) registry: Options,
+    pub(super) cache: Arc<Cache>,
     pub(super) store: Arc<IndexStore>,
     recent: Mutex<VecDeque<Arc<Ordinary>>>,
     pub(super) pulls: Arc<Pulls>,
@@ -55,15 +59,18 @@ pub(in crate::daemon) struct Ordinaries {
 }
 
 impl Ordinaries {
-    pub(in crate::daemon) fn open(root: PathBuf, settings: IndexSettings) -> io::Result<Self> {
+    /// Opens the records in `root`. The cache's eviction removes unused ones as well.
+    pub(in crate::daemon) fn open(
+        root: PathBuf,
+        settings: IndexSettings,
+        gate: Arc<Gate>,
+        registry: Options,
+        cache: Arc<Cache>,
+    ) -> io::Result<Self> {
         let store = Arc::new(IndexStore::open(root)?);
+        cache.evict_beside(store.clone());
         let (recent, pulls, waiting, unknown) = Default::default();
-        Ok(Ordinaries { store, recent, pulls, settings, waiting, unknown })
-    }
-
-    /// Lets the cache's eviction remove unused indexes as well.
-    pub(in crate::daemon) fn evict_with(&self, cache: &Cache) {
-        cache.evict_beside(self.store.clone());
+        Ok(Ordinaries { gate, registry, cache, store, recent, pulls, settings, waiting, unknown })
     }
 
     /// The image with this manifest, as `asked` for, if it is remembered.

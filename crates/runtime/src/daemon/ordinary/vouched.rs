@@ -15,11 +15,11 @@ use lazuli_image::{
 use lazuli_policy::{LayerDigests, SignedIndex, SignedLayer, StatedLayer};
 use lazuli_registry::{Document, ImageName, IndexTrust, Manifest, Options, Parsed, Repository};
 
-use super::{state::Ordinary, store::Stated};
-use crate::{
-    daemon::{DaemonError, node::Node},
-    sync::lock,
+use super::{
+    state::{Ordinaries, Ordinary},
+    store::Stated,
 };
+use crate::{daemon::DaemonError, sync::lock};
 
 /// Deadline for the search for a layer's index.
 const LOOK_WITHIN: Duration = Duration::from_secs(10);
@@ -73,7 +73,7 @@ impl Vouched {
     }
 }
 
-impl Node {
+impl Ordinaries {
     /// Trusted keys' statements about the image's layers, if the operator enables statements.
     pub(super) async fn vouched(
         &self,
@@ -85,13 +85,13 @@ impl Node {
             return Ok(Vouched::beside(&signed, repository));
         }
         let wants = matches!(self.registry.indexes, IndexTrust::Signed | IndexTrust::Repository);
-        let Some(place) = self.ordinaries.settings.repository.as_ref().filter(|_| wants) else {
+        let Some(place) = self.settings.repository.as_ref().filter(|_| wants) else {
             return Ok(Vouched::default());
         };
         if !self.may_be_signed(&image.asked) {
             return Ok(Vouched::default());
         }
-        let store = &self.ordinaries.store;
+        let store = &self.store;
         let unproven = image.layers().filter(|(layer, id)| !store.has_proven(&layer.digest, id));
         let looks = unproven.map(|(layer, diff_id)| {
             let layer = LayerDigests { layer: layer.digest, diff_id: *diff_id };
@@ -126,7 +126,7 @@ impl Node {
         place: &ImageName,
         layer: LayerDigests,
     ) -> Option<(Manifest, StatedLayer)> {
-        let Stated { manifest, bundles } = self.ordinaries.store.stated(&layer.layer)?;
+        let Stated { manifest, bundles } = self.store.stated(&layer.layer)?;
         let document = Document::new(manifest.into_bytes(), media_type::MANIFEST);
         let Ok(Parsed::Image(manifest)) = document.parse("this node") else { return None };
         let bundles: Vec<_> = bundles.into_iter().map(Bytes::from).collect();
@@ -142,7 +142,7 @@ impl Node {
         repository: &dyn Repository,
     ) -> Option<(Manifest, StatedLayer)> {
         let key = (image.asked.to_string(), layer);
-        let unknown = &self.ordinaries.unknown;
+        let unknown = &self.unknown;
         if lock(unknown).get(&key).is_some_and(|until| Instant::now() < *until) {
             return None;
         }
@@ -173,7 +173,7 @@ impl Node {
             return None;
         };
         if let Some(kept) = Stated::of(&manifest, &bundles)
-            && let Err(error) = self.ordinaries.store.note_stated(&layer.layer, &kept)
+            && let Err(error) = self.store.note_stated(&layer.layer, &kept)
         {
             tracing::warn!(layer = %layer.layer, %error, "a statement is looked for again");
         }

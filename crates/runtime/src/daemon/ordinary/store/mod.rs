@@ -117,6 +117,11 @@ impl IndexStore {
         Ok(store)
     }
 
+    /// The directory.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// The index with this digest, if it is kept.
     pub(super) fn index(&self, digest: &Digest) -> Option<Vec<u8>> {
         let path = self.path(BLOBS, digest);

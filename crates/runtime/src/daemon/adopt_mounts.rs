@@ -72,7 +72,7 @@ impl Node {
         let (on_disks, on_files): (Vec<_>, Vec<_>) =
             records.into_iter().partition(|record| record.loops.is_some());
         self.adopt_disks(on_disks, &seen, &mut given, &mut adoption).await?;
-        if let Some(session) = &self.fanotify {
+        if let Some(session) = &self.drivers.fanotify {
             self.adopt_filesystems(session, on_files, &seen, gap, &mut adoption).await?;
         }
         for record in seen {
@@ -92,7 +92,7 @@ impl Node {
             }
         }
         for (name, _) in given.remove_all(fuse::HELD) {
-            self.link.release(&name);
+            self.drivers.link.release(&name);
         }
         Ok(adoption)
     }
@@ -135,7 +135,7 @@ impl Node {
         given: &mut Descriptors,
         adoption: &mut Adoption,
     ) -> Result<(), DaemonError> {
-        let left = loop_devices::Left::find(given, &self.link);
+        let left = loop_devices::Left::find(given, &self.drivers.link);
         if left.is_none() && records.is_empty() {
             return Ok(());
         }
@@ -150,7 +150,7 @@ impl Node {
         let blobs = images.iter().flat_map(|(_, image)| image.blobs().iter().cloned()).collect();
         let (session, _serving) = self.resume_disks(left, blobs).await?;
         // The session that every mount uses from now on.
-        let session = self.loops.get_or_init(|| async { Ok(session) }).await.clone();
+        let session = self.drivers.loops.get_or_init(|| async { Ok(session) }).await.clone();
         let session = session.map_err(|reason| DaemonError::Driver { driver: "loop", reason })?;
         for (record, image) in images {
             let places = places(seen, &record);
@@ -176,7 +176,7 @@ impl Node {
         left: Option<loop_devices::Left>,
         blobs: Vec<Arc<CachedBlob>>,
     ) -> Result<(Arc<loop_devices::Session>, Vec<Arc<loop_devices::Disk>>), DaemonError> {
-        let (link, runtime) = (self.link.clone(), tokio::runtime::Handle::current());
+        let (link, runtime) = (self.drivers.link.clone(), tokio::runtime::Handle::current());
         let resume = move || {
             let _runtime = runtime.enter();
             match left {
@@ -278,7 +278,7 @@ impl Node {
                 image,
                 place: MountPoint::Free,
             };
-            match served.resume_fuse(place, left, record.journal, &self.link) {
+            match served.resume_fuse(place, left, record.journal, &self.drivers.link) {
                 Ok(attachment) => return Ok(Some(attachment)),
                 Err(error) => {
                     let error = mount_error(record, error);
@@ -289,7 +289,7 @@ impl Node {
                 }
             }
         }
-        fuse::Left::release(&self.link, &key);
+        fuse::Left::release(&self.drivers.link, &key);
         Ok(None)
     }
 
@@ -328,7 +328,7 @@ impl Node {
     ) -> Result<(), DaemonError> {
         let path = self.root.join("cache");
         let listen = |session: &Arc<Session>| session.listen(left);
-        let answers = self.fanotify.as_ref().map(listen).transpose();
+        let answers = self.drivers.fanotify.as_ref().map(listen).transpose();
         let answers = answers.at(&path)?;
         let node = self.clone();
         tokio::spawn(async move {
@@ -336,9 +336,9 @@ impl Node {
                 answers.await;
             }
             node.caught_up().await;
-            node.link.settled();
+            node.drivers.link.settled();
         });
-        let Some(session) = self.fanotify.clone() else { return Ok(()) };
+        let Some(session) = self.drivers.fanotify.clone() else { return Ok(()) };
         let lost = adoption.lost;
         let cache = self.cache.clone();
         let clean = tokio::task::spawn_blocking(move || {

@@ -28,7 +28,7 @@ pub(super) async fn log(node: Weak<Node>, mut reads: Receiver<FailedRead>) {
         let found = node.images.all().await;
         let images: Vec<_> = found.into_iter().filter(|image| image.has_blob(&read.blob)).collect();
         let names = node.mounts.names_of(&images).await;
-        let latest = node.latest_failures.clone();
+        let latest = node.status.latest_failures.clone();
         drop(node);
         let described = tokio::task::spawn_blocking(move || describe(&read, &names, &images));
         match described.await {

@@ -47,14 +47,14 @@ impl Node {
         let (cache, traffic) = (self.cache.clone(), self.registry.pool.traffic());
         let used = tokio::task::spawn_blocking(move || cache.usage().ok()).await;
         Measurements {
-            started_at: self.started_at,
-            keeper: self.link.keeper().unwrap_or_default(),
+            started_at: self.status.started_at,
+            keeper: self.drivers.link.keeper().unwrap_or_default(),
             counts: self.cache.metrics().counts(),
             traffic: ServerKind::ALL.map(|kind| traffic.counts(kind)),
             mounts: self.mounts.by_driver().await,
             cache: used.ok().flatten(),
             evictions: self.cache.evictions(),
-            mirror: self.explanation.mirror(),
+            mirror: self.status.others.mirror(),
         }
     }
 

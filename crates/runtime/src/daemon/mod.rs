@@ -27,7 +27,7 @@ mod attachment;
 mod client;
 mod container;
 mod direct_reads;
-mod driver;
+mod drivers;
 mod error;
 mod expected;
 mod failed_reads;
@@ -88,10 +88,11 @@ pub use api::{
 pub use client::{Client, ClientError};
 #[cfg(fuzzing)]
 pub use container::fuzz as container_groups;
+use drivers::Fanotify;
 pub use error::DaemonError;
 pub use images::Images;
 pub use measurements::Measurements;
-use node::{Fanotify, Node};
+use node::Node;
 pub use occupied::Occupied;
 pub use ordinary::state::IndexSettings;
 pub use shutdown::Stop;
@@ -208,10 +209,10 @@ impl Worker {
                 )?)
             };
             let (session, unanswered) = resume().at(root.join("cache"))?;
-            node.fanotify = Some(session);
+            node.drivers.fanotify = Some(session);
             left = unanswered;
         } else {
-            node.start_fanotify();
+            node.drivers.start_fanotify();
         }
         let control = descriptors.remove(CONTROL);
         let snapshots = descriptors.remove(SNAPSHOTS);
@@ -221,7 +222,7 @@ impl Worker {
         // went out of scope: not when a part of this fails, and not in a panic.
         std::mem::forget(node.clone());
         let adoption = node.adopt(descriptors, gap).await?;
-        node.find_default().await;
+        node.drivers.find_default().await;
         let wrong = node.refuse_wrong().await;
         node.answer(adoption, left).await?;
         node.cache.start_evicting();

@@ -59,7 +59,7 @@ impl Node {
         request: MountRequest,
         cancelled: impl Future<Output = ()>,
     ) -> Result<Mounted, DaemonError> {
-        let (driver, driver_reason) = self.choose(request.driver).await?;
+        let (driver, driver_reason) = self.drivers.choose(request.driver).await?;
         let name: ImageName = request.image.parse()?;
         let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
         let platform = platform.map(Platform::lazy);
@@ -164,7 +164,7 @@ impl Node {
         let suid = if record.request.nosuid { Suid::Ignore } else { Suid::Keep };
         let records = self.root.join("mounts");
         let (filesystems, request) = (&self.filesystems, &record.request);
-        let erofs = match (&self.fanotify, self.loops.get(), record.driver) {
+        let erofs = match (&self.drivers.fanotify, self.drivers.loops.get(), record.driver) {
             (Some(session), _, DriverChoice::Fanotify) => {
                 Some(image.erofs_on_files(session, filesystems, request, &self.boot).await)
             }
@@ -183,7 +183,9 @@ impl Node {
             None => {
                 record.journal = true;
                 self.mounts.record(record).at(&records)?;
-                image.fuse(&mountpoint, &record.request.image, suid, place, &self.link).await
+                image
+                    .fuse(&mountpoint, &record.request.image, suid, place, &self.drivers.link)
+                    .await
             }
         };
         let attachment = attached.map_err(|source| mount_error(record, source))?;

@@ -5,23 +5,21 @@ use std::{
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Instant, SystemTime},
 };
 
 use lazuli_policy::{Gate, Verified};
 use lazuli_registry::Options;
-use tokio::sync::{OnceCell, RwLock, watch};
+use tokio::sync::{RwLock, watch};
 
 use super::{
     DaemonError, Settings,
     api::MountRequest,
+    drivers::{Drivers, Fanotify},
     expected::Expected,
     fetch_locks::FetchLocks,
     filesystems::{self, Filesystems},
-    latest_failures::LatestFailures,
     logins::Logins,
     mount_table::MountTable,
-    occupied::Counted,
     ordinary::state::Ordinaries,
     pins::Pins,
     prefetch_jobs::PrefetchJobs,
@@ -31,25 +29,15 @@ use super::{
     route::ImageRoute,
     served_image::ServedImage,
     served_images::ServedImages,
-    status_parts::Explanation,
+    status_parts::StatusParts,
 };
 use crate::{
     cache::{self, Cache},
     image::{self, StoredImage},
     keeper::Link,
-    kernel::{Probe, fanotify, loop_devices},
     path_error::At as _,
     prefetch::Prefetcher,
 };
-
-/// Whether to try the fanotify driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fanotify {
-    /// A worker before this one uses it.
-    Proven,
-    /// Nothing is known.
-    Untried,
-}
 
 /// Everything of one root directory.
 #[derive(Debug)]
@@ -63,14 +51,9 @@ pub(super) struct Node {
     pub(super) expected: Expected,
     pub(super) ordinaries: Ordinaries,
     pub(super) pins: Arc<Pins>,
-    pub(super) counted: Counted,
     pub(super) remembering: Remembering,
     pub(super) cache: Arc<Cache>,
-    pub(super) probe: Probe,
-    pub(super) link: Arc<Link>,
-    pub(super) fanotify: Option<Arc<fanotify::Session>>,
-    /// See [`Node::loops`].
-    pub(super) loops: OnceCell<Result<Arc<loop_devices::Session>, String>>,
+    pub(super) drivers: Drivers,
     pub(super) images: ServedImages,
     pub(super) mounts: MountTable,
     pub(super) filesystems: Arc<Filesystems>,
@@ -82,12 +65,7 @@ pub(super) struct Node {
     pub(super) leaving: watch::Sender<bool>,
     /// Read-locked while a request is carried out.
     pub(super) working: Arc<RwLock<()>>,
-    /// Other parts of the worker that `status` asks.
-    pub(super) explanation: Explanation,
-    pub(super) latest_failures: Arc<LatestFailures>,
-    pub(super) started: Instant,
-    /// The same by the calendar.
-    pub(super) started_at: SystemTime,
+    pub(super) status: StatusParts,
 }
 
 impl Node {
@@ -129,18 +107,8 @@ impl Node {
             Ordinaries::open(indexes.clone(), index, gate.clone(), registry, cache.clone());
         let ordinaries = ordinaries.at(&indexes)?;
         let prefetcher = Prefetcher::new(settings.prefetch.clone(), root, cache.clone());
-        let mut probe = match fanotify {
-            Fanotify::Proven => Probe::of_successor(),
-            Fanotify::Untried => Probe::run(&directory),
-        };
-        match settings.direct_io {
-            Some(true) => probe.direct_reads = Ok(()),
-            Some(false) => {
-                probe.direct_reads = Err("the configuration forbids direct reads".into())
-            }
-            None => {}
-        }
-        let filesystems = Filesystems::new(alive, probe.direct_reads.is_ok());
+        let drivers = Drivers::new(directory, link, fanotify, settings.direct_io);
+        let filesystems = Filesystems::new(alive, drivers.probe.direct_reads.is_ok());
         tokio::spawn(filesystems::sweep_while_used(Arc::downgrade(&filesystems)));
         let registry = settings.registry.clone();
         tokio::task::spawn_blocking(move || registry.warm_up());
@@ -154,13 +122,9 @@ impl Node {
             expected: Expected::default(),
             ordinaries,
             pins: Arc::default(),
-            counted: Counted::default(),
             remembering: Remembering::default(),
             cache,
-            probe,
-            link,
-            fanotify: None,
-            loops: OnceCell::new(),
+            drivers,
             images: ServedImages::default(),
             mounts: MountTable::new(records),
             filesystems,
@@ -169,24 +133,8 @@ impl Node {
             boot,
             leaving: watch::Sender::new(false),
             working: Arc::default(),
-            explanation: Explanation::default(),
-            latest_failures: Arc::default(),
-            started: Instant::now(),
-            started_at: SystemTime::now(),
+            status: StatusParts::new(),
         })
-    }
-
-    /// Starts a fanotify session, if this machine supports it. No event is answered before
-    /// [`Node::answer`]: missing chunks show which pages the kernel may have read from holes, so no
-    /// chunk may arrive before these pages are gone.
-    pub(super) fn start_fanotify(&mut self) {
-        if self.probe.fanotify.is_err() {
-            return;
-        }
-        match fanotify::Session::start(&self.link) {
-            Ok(session) => self.fanotify = Some(session),
-            Err(error) => self.probe.fanotify = Err(error.to_string()),
-        }
     }
 
     /// How the registry of an image is reached.

@@ -27,7 +27,7 @@ impl Node {
 
     /// Returns when the mounts of now have answered every request that an earlier worker left.
     pub(super) async fn caught_up(&self) {
-        if let Some(Ok(session)) = self.loops.get() {
+        if let Some(Ok(session)) = self.drivers.loops.get() {
             session.caught_up().await;
         }
         self.mounts.caught_up().await;

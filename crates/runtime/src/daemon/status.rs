@@ -13,14 +13,14 @@ use super::{
 impl Node {
     /// Everything that `lazuli status` shows.
     pub(super) async fn status(&self) -> Result<Status, DaemonError> {
-        let (snapshots, why) = self.explanation.read().await;
+        let (snapshots, why) = self.status.others.read().await;
         Ok(Status {
             daemon: self.daemon_status()?,
             mounts: self.mounts.status(why).await,
             snapshots,
-            mirror: self.explanation.mirror(),
+            mirror: self.status.others.mirror(),
             servers: ServerKind::ALL.map(|kind| self.server_status(kind)).into(),
-            failed_reads: self.latest_failures.all(),
+            failed_reads: self.status.latest_failures.all(),
         })
     }
 
@@ -32,10 +32,10 @@ impl Node {
     }
 
     fn daemon_status(&self) -> Result<DaemonStatus, DaemonError> {
-        let (driver, driver_reason) = self.default_driver();
+        let (driver, driver_reason) = self.drivers.default_driver();
         let (blobs, bytes_used) = self.cache.usage()?;
         let evicted = self.cache.evictions();
-        let keeper = self.link.keeper().unwrap_or_default();
+        let keeper = self.drivers.link.keeper().unwrap_or_default();
         Ok(DaemonStatus {
             keeper_pid: keeper.pid,
             worker_pid: std::process::id(),
@@ -46,7 +46,7 @@ impl Node {
             takeovers: keeper.takeovers,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             root: self.root.clone(),
-            uptime_seconds: self.started.elapsed().as_secs(),
+            uptime_seconds: self.status.started.elapsed().as_secs(),
             driver,
             driver_reason,
             cache: CacheStatus {

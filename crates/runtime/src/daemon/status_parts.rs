@@ -1,13 +1,19 @@
-//! Other parts of the worker that `status` asks.
+//! What `status` shows beside mounts: since when the worker runs, what failed last, what is
+//! counted, and other parts of the worker.
 
 use std::{
     collections::HashMap,
     fmt,
     path::PathBuf,
     sync::{Arc, OnceLock},
+    time::{Instant, SystemTime},
 };
 
-use super::api::{MirrorStatus, SnapshotStatus, SnapshotsStatus};
+use super::{
+    api::{MirrorStatus, SnapshotStatus, SnapshotsStatus},
+    latest_failures::LatestFailures,
+    occupied::Counted,
+};
 
 /// Reports the purposes of mounts, see [`Images::explained_by`](super::Images::explained_by).
 /// Blocks while it reads.
@@ -15,6 +21,26 @@ pub type Explain = dyn Fn() -> (SnapshotsStatus, HashMap<PathBuf, SnapshotStatus
 
 /// Reports the mirror's activity.
 pub type MirrorActivity = dyn Fn() -> MirrorStatus + Send + Sync;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct StatusParts {
+    pub(super) others: Explanation,
+    pub(super) latest_failures: Arc<LatestFailures>,
+    pub(super) counted: Counted,
+    pub(super) started: Instant,
+    /// The same by the calendar.
+    pub(super) started_at: SystemTime,
+}
+
+impl StatusParts {
+    /// The parts of a worker that starts now.
+    pub(super) fn new() -> Self {
+        let (others, latest_failures, counted) = Default::default();
+        let (started, started_at) = (Instant::now(), SystemTime::now());
+        StatusParts { others, latest_failures, counted, started, started_at }
+    }
+}
 
 /// Other parts of the worker that contribute to `status`, once they exist.
 #[derive(Default)]

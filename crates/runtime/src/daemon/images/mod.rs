@@ -34,7 +34,7 @@ pub struct Images(pub(super) Arc<Node>);
 impl Images {
     /// Makes `status` report the purposes of mounts. Only the first call counts.
     pub fn explained_by(&self, explain: Arc<Explain>) {
-        self.0.explanation.set_snapshots(explain);
+        self.0.status.others.set_snapshots(explain);
     }
 
     /// The present measurements of the daemon.
@@ -44,7 +44,7 @@ impl Images {
 
     /// Makes `status` report the mirror's activity.
     pub fn mirrored_by(&self, activity: Arc<MirrorActivity>) {
-        self.0.explanation.set_mirror(activity);
+        self.0.status.others.set_mirror(activity);
     }
 
     /// Checks that the image is lazy and all of its data can be reached. `login` came with the
@@ -154,12 +154,12 @@ impl Images {
     /// of them.
     pub async fn occupied(&self, mountpoint: &Path) -> Occupied {
         let node = &self.0;
-        if let Some(known) = node.counted.get(mountpoint) {
+        if let Some(known) = node.status.counted.get(mountpoint) {
             return known;
         }
         let count = occupied::count(node.mounts.served().await).await;
         let found = count.get(mountpoint).copied().unwrap_or_default();
-        node.counted.set(count);
+        node.status.counted.set(count);
         found
     }
 

@@ -1,11 +1,72 @@
-//! Chooses the driver of a mount.
+//! The kernel drivers of a node: which of them work, and which one a mount gets.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
-use super::{DaemonError, DriverChoice, node::Node};
-use crate::kernel::loop_devices;
+use tokio::sync::OnceCell;
 
-impl Node {
+use super::{DaemonError, DriverChoice};
+use crate::{
+    keeper::Link,
+    kernel::{Probe, fanotify, loop_devices},
+};
+
+/// Whether to try the fanotify driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fanotify {
+    /// A worker before this one uses it.
+    Proven,
+    /// Nothing is known.
+    Untried,
+}
+
+/// The drivers, and the keeper that holds their descriptors.
+#[derive(Debug)]
+pub(super) struct Drivers {
+    pub(super) probe: Probe,
+    pub(super) link: Arc<Link>,
+    pub(super) fanotify: Option<Arc<fanotify::Session>>,
+    /// See [`Drivers::start_loops`].
+    pub(super) loops: OnceCell<Result<Arc<loop_devices::Session>, String>>,
+    /// The cache's directory, where drivers are tried.
+    directory: PathBuf,
+}
+
+impl Drivers {
+    /// Finds out which drivers work. `direct_io` overrules what is known of this kernel's direct
+    /// reads.
+    pub(super) fn new(
+        directory: PathBuf,
+        link: Arc<Link>,
+        fanotify: Fanotify,
+        direct_io: Option<bool>,
+    ) -> Self {
+        let mut probe = match fanotify {
+            Fanotify::Proven => Probe::of_successor(),
+            Fanotify::Untried => Probe::run(&directory),
+        };
+        match direct_io {
+            Some(true) => probe.direct_reads = Ok(()),
+            Some(false) => {
+                probe.direct_reads = Err("the configuration forbids direct reads".into())
+            }
+            None => {}
+        }
+        Drivers { probe, link, fanotify: None, loops: OnceCell::new(), directory }
+    }
+
+    /// Starts a fanotify session, if this machine supports it. No event is answered before
+    /// [`Node::answer`](super::Node::answer): missing chunks show which pages the kernel may have
+    /// read from holes, so no chunk may arrive before these pages are gone.
+    pub(super) fn start_fanotify(&mut self) {
+        if self.probe.fanotify.is_err() {
+            return;
+        }
+        match fanotify::Session::start(&self.link) {
+            Ok(session) => self.fanotify = Some(session),
+            Err(error) => self.probe.fanotify = Err(error.to_string()),
+        }
+    }
+
     /// Resolves `--driver` on this machine.
     pub(super) async fn choose(
         &self,
@@ -16,7 +77,7 @@ impl Node {
             DriverChoice::Auto => return Ok(self.default_driver()),
             DriverChoice::Fanotify => ("fanotify", self.probe.fanotify.as_ref().err()),
             DriverChoice::Loop => {
-                loops = self.loops().await;
+                loops = self.start_loops().await;
                 ("loop", loops.as_ref().err())
             }
             DriverChoice::Fuse => ("fuse", self.probe.fuse.as_ref().err()),
@@ -48,20 +109,20 @@ impl Node {
         }
     }
 
-    /// Finds out about the drivers that [`Node::default_driver`] may have to fall back to.
+    /// Finds out about the drivers that [`Drivers::default_driver`] may have to fall back to.
     pub(super) async fn find_default(&self) {
         if self.probe.fanotify.is_err() {
             // The result is remembered.
-            let _ = self.loops().await;
+            let _ = self.start_loops().await;
         }
     }
 
     /// The session of the driver `loop`, which is started and tested on the first call; the error
     /// is the reason why there is none.
-    pub(super) async fn loops(&self) -> Result<Arc<loop_devices::Session>, String> {
+    pub(super) async fn start_loops(&self) -> Result<Arc<loop_devices::Session>, String> {
         let start = async {
             let link = self.link.clone();
-            let directory = self.root.join("cache");
+            let directory = self.directory.clone();
             let runtime = tokio::runtime::Handle::current();
             let tried = tokio::task::spawn_blocking(move || {
                 let _runtime = runtime.enter();

@@ -5,9 +5,11 @@ import os
 import shutil
 import signal
 import statistics
+import string
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -161,15 +163,42 @@ def median(values):
     return statistics.median(values)
 
 
+# Documents have no wider lines (CONTRIBUTING.md).
+COLUMNS = 100
+
+
 def table(header, rows):
-    """A Markdown table whose columns line up; all columns but the first are right-aligned."""
+    """A Markdown table of at most COLUMNS columns, if its cells allow it.
+
+    All columns but the first are right-aligned. The first of these forms that fits is taken: columns that line up, cells
+    without padding, rows and columns exchanged, and letters for headings, which the text above the table explains.
+    """
     cells = [list(map(str, row)) for row in (header, *rows)]
+    exchanged = list(map(list, zip(*cells)))
+    letters = string.ascii_lowercase[:len(header) - 1]
+    meanings = "; ".join(f"*{letter}*: {heading}" for letter, heading in zip(letters, cells[0][1:]))
+    lettered = [[cells[0][0], *letters], *cells[1:]]
+    forms = [aligned(cells), compact(cells)]
+    if len(header) > 3 and len(cells) <= 8:
+        forms.append(compact(exchanged))
+    fits = (form for form in forms if max(map(len, form.splitlines())) <= COLUMNS)
+    return next(fits, None) or f"{textwrap.fill(meanings, COLUMNS)}\n\n{compact(lettered)}"
+
+
+def aligned(cells):
+    """Rows of cells as a table whose columns line up."""
     widths = [max(map(len, column)) for column in zip(*cells)]
     rule = [":" + "-" * (width - 1) if not i else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     def line(row):
         padded = [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths))]
         return f"| {' | '.join(padded)} |"
     return "\n".join(map(line, (cells[0], rule, *cells[1:])))
+
+
+def compact(cells):
+    """Rows of cells as a table without padding."""
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return "\n".join([lines[0], "|:--" + "|--:" * (len(cells[0]) - 1) + "|", *lines[1:]])
 
 
 def megabytes(count):

@@ -1,5 +1,6 @@
 """What the scenarios saw."""
 
+import textwrap
 import time
 import traceback
 
@@ -47,6 +48,6 @@ class Table:
         return "\n".join(f"{'ok  ' if passed else 'FAIL'} {title:{width}}  {seen}" for title, seen, passed in self.rows)
 
     def markdown(self):
-        """The rows that passed, for docs/kubernetes.md."""
-        rows = [f"| {title} | {seen} |" for title, seen, passed in self.rows if passed]
-        return "\n".join(["| scenario | seen |", "|---|---|", *rows, ""])
+        """The rows that passed, for docs/measurements/kubernetes.md."""
+        rows = [f"- **{title}**: {seen}" for title, seen, passed in self.rows if passed]
+        return "".join(f"{textwrap.fill(row, 100, subsequent_indent='  ')}\n" for row in rows)

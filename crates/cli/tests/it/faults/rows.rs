@@ -213,7 +213,7 @@ fn gone_for_ten_minutes() {
     if !soak() {
         return;
     }
-    let case = Case::hidden("registry and storage gone for 10 min, deadline 15 min", 606.0, 2);
+    let case = Case::hidden("registry and storage gone 10 min, deadline 15 min", 606.0, 2);
     Case {
         deadline: 900,
         lasts: Some(600.0),

@@ -74,9 +74,9 @@ impl Default for Inflater {
 }
 
 impl Inflater {
-    /// Decodes `stored` from `point` on into `decoded`, across the ends of members. A point may be at
-    /// the header of a member, since no block begins like one. Returns the number of decoded bytes,
-    /// fewer than `decoded` holds at the end of the file.
+    /// Decodes `stored` from `point` on into `decoded`, across the ends of members. A point may be
+    /// at the header of a member, since no block begins like one. Returns the number of decoded
+    /// bytes, fewer than `decoded` holds at the end of the file.
     pub(crate) fn decode(
         &mut self,
         point: &Point<'_>,

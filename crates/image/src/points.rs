@@ -1,7 +1,7 @@
 //! Points: places in a gzip file where a decoder can begin, with the state it needs there.
 //!
 //! ```text
-//! magic | number of points | points, 20 bytes each | windows, each a zstd frame | BLAKE3 of all that
+//! magic | number of points | points, 20 bytes each | windows, each a zstd frame | BLAKE3 of these
 //! ```
 //! Nodes keep this beside an image with unconverted layers. They make it of the tables that come
 //! with an index, so it has one form, whichever tool made that. `docs/format.md` has every byte.

@@ -72,7 +72,8 @@ impl Address {
 }
 
 async fn listen_at(path: &Path) -> io::Result<UnixListener> {
-    // A listener whose queue is full gives EAGAIN: only a refused connection says that none is there.
+    // A listener whose queue is full gives EAGAIN: only a refused connection says that none is
+    // there.
     match UnixStream::connect(path).await {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}

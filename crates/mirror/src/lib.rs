@@ -3,11 +3,11 @@
 //! containerd asks it before the registry itself, because `hosts.toml` says so:
 //!
 //! ```text
-//! containerd ── name, secret ──▶ Mirror ── the client's login, or none ──▶ registry, mirrors, peers
+//! containerd ── name, secret ──▶ Mirror ── the client's login, if any ──▶ registry, mirrors, peers
 //!                                  │
-//!      target ── authorization ── sessions ─┬─ manifests ── answers   shared, for some seconds
-//!                                           │      └────── remembered while the registry is away
-//!                                           └─ blobs ───── stream     in parts, hashed as they pass
+//!  request_path ─ authorization ─ sessions ─┬─ manifests ── shared_answers   for some seconds
+//!                                           │     └─ remembered   while the registry is away
+//!                                           └─ blobs ─ stream   in parts, hashed as they pass
 //! ```
 //!
 //! It has no images of its own, no users and no rights: what a client may see, the registry

@@ -3,7 +3,8 @@
 //! ```json
 //! {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
 //!  "verificationMaterial": {"publicKey": {"hint": "…"}},
-//!  "dsseEnvelope": {"payload": "…", "payloadType": "application/vnd.in-toto+json", "signatures": […]}}
+//!  "dsseEnvelope": {"payload": "…", "payloadType": "application/vnd.in-toto+json",
+//!                   "signatures": […]}}
 //! ```
 
 use serde::{Deserialize, Serialize};

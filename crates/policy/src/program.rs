@@ -1,7 +1,8 @@
 //! Verifiers of others, as programs that speak containerd's protocol: notation and the like.
 //!
 //! ```text
-//! PROGRAM -name r.example/app:1 -digest sha256:… -stdin-media-type application/vnd.oci.descriptor.v1+json
+//! PROGRAM -name r.example/app:1 -digest sha256:…
+//!         -stdin-media-type application/vnd.oci.descriptor.v1+json
 //!     the descriptor on standard input; 0: it may run; the reason on standard output
 //! ```
 

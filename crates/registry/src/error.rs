@@ -196,7 +196,7 @@ pub enum RegistryError {
         available: Vec<Platform>,
     },
     /// A layout directory without tag holds several images.
-    #[error("{place} holds {}; name one, as in oci:DIR:TAG", if tags.is_empty() { "no image".into() } else { format!("several images ({})", tags.join(", ")) })]
+    #[error("{place} holds {}; name one, as in oci:DIR:TAG", several(tags))]
     Ambiguous {
         /// The layout.
         place: String,
@@ -229,6 +229,13 @@ pub enum RegistryError {
 
 fn list_failures(failures: &[RegistryError]) -> String {
     failures.iter().map(RegistryError::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn several(tags: &[String]) -> String {
+    match tags {
+        [] => "no image".to_owned(),
+        tags => format!("several images ({})", tags.join(", ")),
+    }
 }
 
 fn list(platforms: &[Platform]) -> String {

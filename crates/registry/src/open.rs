@@ -30,9 +30,9 @@ impl Route {
     /// Opens the image. Nothing is asked yet.
     ///
     /// # Errors
-    /// [`RegistryError::Hosts`] if containerd's configuration of the registry is invalid: a file may
-    /// be half written at this moment, so images in use keep the route that they have. Others if no
-    /// HTTP client can be made.
+    /// [`RegistryError::Hosts`] if containerd's configuration of the registry is invalid: a file
+    /// may be half written at this moment, so images in use keep the route that they have. Others
+    /// if no HTTP client can be made.
     pub fn open(
         self,
         name: &ImageName,

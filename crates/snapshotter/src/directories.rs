@@ -144,8 +144,8 @@ impl Directories {
         Ok(())
     }
 
-    /// Moves the directories of a snapshot away, in the same time however much is in them. A process
-    /// that has its files mounted notices nothing.
+    /// Moves the directories of a snapshot away, in the same time however much is in them. A
+    /// process that has its files mounted notices nothing.
     pub(crate) fn throw_away(&self, number: u64) -> Result<()> {
         for path in [self.image(number), self.root.join(number.to_string())] {
             match fs::rename(&path, self.new_in_trash(number)) {

@@ -3,7 +3,7 @@
 //! ```text
 //! trace ─ Hot: chunks of an image that exists, in the order of first touch
 //!          ├─ hot_first   the same blobs, each with its hot chunks at the beginning
-//!          └─ HotBlob     one blob more, with copies of the hot chunks; all others stay as they are
+//!          └─ HotBlob     one blob more, with copies of the hot chunks; the others are unchanged
 //! ```
 //! Either way the tree stays the same, and so does the digest of every chunk: only the places of
 //! chunks change. The new bootstrap also lists the files with hot chunks in its prefetch table, for

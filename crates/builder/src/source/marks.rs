@@ -46,9 +46,12 @@ pub(super) fn take(xattrs: &mut BTreeMap<Box<[u8]>, Box<[u8]>>) -> Result<Marks,
     Ok(marks)
 }
 
-const REDIRECT: &str = "it was renamed, and overlayfs left its content in the lower layers (overlay.redirect): mount the overlay with redirect_dir=off";
-const METACOPY: &str = "overlayfs copied only its metadata up, its content is in the lower layers (overlay.metacopy): mount the overlay with metacopy=off";
-const NLINK: &str = "its other names may be in the lower layers only (overlay.nlink): mount the overlay with index=off";
+const REDIRECT: &str = "it was renamed, and overlayfs left its content in the lower layers \
+                        (overlay.redirect): mount the overlay with redirect_dir=off";
+const METACOPY: &str = "overlayfs copied only its metadata up, its content is in the lower layers \
+                        (overlay.metacopy): mount the overlay with metacopy=off";
+const NLINK: &str = "its other names may be in the lower layers only (overlay.nlink): mount the \
+                     overlay with index=off";
 const UNKNOWN: &str = "it has a mark of overlayfs (overlay.*) whose meaning is not known";
 
 /// Name space and rest of the name of a mark.

@@ -108,4 +108,5 @@ pub(crate) fn read_tar(
 }
 
 /// The message of [`CutError::TooMany`].
-const TOO_MANY_CHUNKS: &str = "the layer has more than 16,777,214 chunks up to here, which is what a blob can hold; choose a bigger chunk size";
+const TOO_MANY_CHUNKS: &str = "the layer has more than 16,777,214 chunks up to here, the maximum \
+                               of a blob; choose a bigger chunk size";

@@ -47,7 +47,8 @@ impl Allowance {
     /// The error of a layer beyond its limit.
     pub(crate) fn exceeded(&self) -> String {
         format!(
-            "unpacks to more than {} bytes, the limit of 1 GiB and {EXPANSION} times the stored size: refused as a decompression bomb",
+            "unpacks to more than {} bytes, the limit of 1 GiB and {EXPANSION} times the stored \
+             size: refused as a decompression bomb",
             self.limit()
         )
     }

@@ -102,7 +102,9 @@ pub(crate) fn bundle_config(
     terminal: bool,
     isolation: Isolation,
 ) -> Value {
-    let mount = |destination: &str, kind: &str, options: &[&str]| json!({ "destination": destination, "type": kind, "source": kind, "options": options });
+    let mount = |destination: &str, kind: &str, options: &[&str]| {
+        json!({ "destination": destination, "type": kind, "source": kind, "options": options })
+    };
     let mut mounts = vec![
         mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
         mount("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),

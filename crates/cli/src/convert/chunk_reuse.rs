@@ -68,7 +68,8 @@ impl Target<'_> {
                 && push::mount_source(wanted, self.name).is_none()
             {
                 bail!(
-                    "{wanted} is not in the registry of {}, which cannot take its blobs from elsewhere: `lazuli copy` brings it there",
+                    "{wanted} is not in the registry of {}, which cannot mount its blobs: copy it with \
+                     `lazuli copy` first",
                     self.name
                 );
             }

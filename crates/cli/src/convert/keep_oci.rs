@@ -1,7 +1,7 @@
 //! `--keep-oci`: the source image, stored beside the lazy one under the same tag.
 //!
 //! ```text
-//! index ─┬ ordinary manifest   linux/amd64                              as the source has it, to the letter
+//! index ─┬ ordinary manifest   linux/amd64                        byte for byte the source's
 //!        └ lazy manifest       linux/amd64 with os.features: LAZY
 //! ```
 
@@ -22,8 +22,8 @@ pub(crate) struct KeptImage {
 }
 
 impl KeptImage {
-    /// Begins to copy the image from `from` to `to`. `mount_from` is the repository of `from`, if `to`
-    /// can mount blobs from it. Call it on a runtime.
+    /// Begins to copy the image from `from` to `to`. `mount_from` is the repository of `from`, if
+    /// `to` can mount blobs from it. Call it on a runtime.
     ///
     /// # Errors
     /// The image has non-distributable layers.

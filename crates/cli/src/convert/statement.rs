@@ -14,8 +14,8 @@ use crate::convert::source::Opened;
 pub(crate) struct Origin(lazuli_policy::Source);
 
 impl Origin {
-    /// Identifies `source`, if the policy of this machine admits it. `None` for sources that have no
-    /// name in a registry, which policies don't cover.
+    /// Identifies `source`, if the policy of this machine admits it. `None` for sources that have
+    /// no name in a registry, which policies don't cover.
     ///
     /// # Errors
     /// The policy refuses the image.

@@ -1,9 +1,9 @@
 //! Pushes a layer's blob while it is built.
 //!
-//! It is used for sources of one layer without a digest, a directory or a tar: there, compressed data
-//! is final as soon as it is written, since no lower layer can have the same chunks. Blobs of other
-//! images are pushed when they are complete: the registry often has them already, in this repository
-//! or another, and can be asked for them by digest only.
+//! It is used for sources of one layer without a digest, a directory or a tar: there, compressed
+//! data is final as soon as it is written, since no lower layer can have the same chunks. Blobs of
+//! other images are pushed when they are complete: the registry often has them already, in this
+//! repository or another, and can be asked for them by digest only.
 
 use std::{
     future::pending,
@@ -130,8 +130,8 @@ impl<'a> StreamingPush<'a> {
         Some((push.task.take()?, blob, push.sent.clone()))
     }
 
-    /// Ends the push. Never returns while a signal ends this process: a cancelled upload is no error
-    /// to report.
+    /// Ends the push. Never returns while a signal ends this process: a cancelled upload is no
+    /// error to report.
     async fn close(&self) {
         let interrupted = match &mut *lock(&self.push) {
             State::GivenUp => true,

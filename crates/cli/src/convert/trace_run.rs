@@ -39,8 +39,8 @@ const END: Duration = Duration::from_secs(2);
 /// Time for the daemon to write the trace.
 const NOTES: Duration = Duration::from_secs(10);
 
-/// Only demand fetches: the kernel sends no events for a complete blob, so prefetched chunks would be
-/// missing from the trace.
+/// Only demand fetches: the kernel sends no events for a complete blob, so prefetched chunks would
+/// be missing from the trace.
 const CONFIG: &str =
     "[fetch]\namplify_bytes = 0\n[prefetch]\nahead = \"record\"\nrest_bytes_per_second = 0\n";
 
@@ -105,8 +105,8 @@ impl Node {
             .arg(&self.root)
             .arg("--config")
             .arg(&self.config)
-            // Isolated from the network, so that services of this machine don't influence the trace,
-            // and unprivileged, because the image is untrusted.
+            // Isolated from the network, so that services of this machine don't influence the
+            // trace, and unprivileged, because the image is untrusted.
             .args(["run", "--network", "none", "--user-namespace", &image.to_string(), "--"])
             .args(command)
             .spawn()

@@ -24,8 +24,8 @@ const UPLOADS: usize = 4;
 /// A blob to store: its digest, its size in bytes, and its content.
 pub(crate) type Blob = (Digest, u64, BlobContent);
 
-/// `source`'s repository, if the target's registry can mount blobs from there: another repository of
-/// the same registry.
+/// `source`'s repository, if the target's registry can mount blobs from there: another repository
+/// of the same registry.
 pub(crate) fn mount_source<'a>(source: &'a ImageName, target: &ImageName) -> Option<&'a str> {
     match (source, target) {
         (ImageName::Registry(source), ImageName::Registry(target))

@@ -76,8 +76,8 @@ pub(crate) async fn read(
     Ok(stored)
 }
 
-/// In this order no chunk's stored bytes end before those of an earlier one, and of a unit none ends
-/// before an earlier one.
+/// In this order no chunk's stored bytes end before those of an earlier one, and of a unit none
+/// ends before an earlier one.
 fn place((blob, chunk): (&Blob, &Chunk)) -> (Digest, Stored, u32, u32) {
     (blob.id, chunk.stored, chunk.stored_size, chunk.unit_size())
 }

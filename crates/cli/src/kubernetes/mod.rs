@@ -23,7 +23,8 @@ const PERIOD: Duration = Duration::from_secs(15);
 pub(crate) struct Reporter {
     /// Its name in the cluster.
     pub(crate) node: String,
-    /// A program whose verbs `doctor` and `status` print what those of `lazuli` print with `--json`.
+    /// A program whose verbs `doctor` and `status` print what those of `lazuli` print with
+    /// `--json`.
     pub(crate) program: PathBuf,
     /// A directory with the files `token` and `ca.crt`.
     pub(crate) service_account: PathBuf,

@@ -216,7 +216,7 @@ fn unusable_chunk_tables_are_fetched_elsewhere_and_never_kept() {
     mirror.fault("GET", &path, 1, Fault::Instead(wrong.clone()));
     let mountpoint = node.directory("mnt");
     node.ok(["mount", &image, mountpoint.to_str().unwrap(), "--driver", "fuse"]);
-    assert!(node.log().contains("do not lead to its chunks"), "the mirror was not asked");
+    assert!(node.log().contains("do not match its chunks"), "the mirror was not asked");
     listing::assert_equal(lazuli.path("source"), mountpoint.clone());
 
     let node = Lazuli::new();
@@ -224,7 +224,7 @@ fn unusable_chunk_tables_are_fetched_elsewhere_and_never_kept() {
     let mountpoint = node.directory("mnt");
     let mount = ["mount", &image, mountpoint.to_str().unwrap(), "--driver", "fuse"];
     let error = node.fails(mount);
-    assert!(error.contains("do not lead to its chunks"), "{error}");
+    assert!(error.contains("do not match its chunks"), "{error}");
     assert_eq!(fs::read_dir(node.root().join("images")).unwrap().count(), 0);
     node.ok(mount);
     listing::assert_equal(lazuli.path("source"), mountpoint.clone());

@@ -112,7 +112,11 @@ fn everything(registry: &FakeRegistry) -> Vec<Digest> {
         let digest = registry.put_blob("app", config.as_bytes());
         // Odd spaces: bytes are copied, not their meaning.
         let raw = format!(
-            r#"{{ "schemaVersion":2,  "mediaType":"{MANIFEST}","config":{{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"{digest}","size":{}}},"layers":[{{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"{layer}","size":{}}}]}}"#,
+            r#"{{ "schemaVersion":2,  "mediaType":"{MANIFEST}",
+                "config":{{"mediaType":"application/vnd.oci.image.config.v1+json",
+                    "digest":"{digest}","size":{}}},
+                "layers":[{{"mediaType":"application/vnd.oci.image.layer.v1.tar",
+                    "digest":"{layer}","size":{}}}]}}"#,
             config.len(),
             shared.len()
         );

@@ -173,7 +173,12 @@ fn dress(path: &Path, node: &Node) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, max_shrink_iters: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 24,
+        failure_persistence: None,
+        max_shrink_iters: 200,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn any_tree(nodes in vec(node(), 0..60), driver in prop::sample::select(vec!["fanotify", "fuse"])) {
@@ -184,7 +189,8 @@ proptest! {
         let tree = lazuli.directory("tree");
         write(&tree, &nodes);
         let tar = Command::new("tar")
-            .args(["c", "--format=pax", "--xattrs", "--xattrs-include=*", "--numeric-owner", "-S", "-f", "tree.tar", "-C", "tree", "."])
+            .args(["c", "--format=pax", "--xattrs", "--xattrs-include=*", "--numeric-owner"])
+            .args(["-S", "-f", "tree.tar", "-C", "tree", "."])
             .current_dir(lazuli.path(""))
             .output()
             .unwrap();

@@ -87,7 +87,8 @@ impl<'a> Block<'a> {
 pub struct ReadDir<'a> {
     view: View<'a>,
     inode: InodeView,
-    /// Block index × block size + index of the next entry in that block: a block has far fewer than 4096.
+    /// Block index × block size + index of the next entry in that block: a block has far fewer than
+    /// 4096.
     offset: u64,
 }
 

@@ -1,9 +1,9 @@
 //! Lazy images in the terms of a registry: manifest, configuration, media types and annotations.
 //!
 //! ```text
-//! manifest ─ config                 the source image's own, with other `rootfs` and `history`
-//!          ├ layers[0..n]           data blobs
-//!          └ layers[n]              bootstrap: a tar with image/image.boot and image/<id>.blob.meta
+//! manifest ─ config          the source image's own, with other `rootfs` and `history`
+//!          ├ layers[0..n]    data blobs
+//!          └ layers[n]       bootstrap: a tar with image/image.boot and image/<id>.blob.meta
 //! ```
 //! The bootstrap is the last layer, because that is the only one that readers test for its
 //! annotation.

@@ -163,8 +163,9 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         view.xattrs(&view.inode(nid)?)
     }
 
-    /// The chunks of a regular file in file order, with where each lies in its decoded blob. One that
-    /// is larger than the chunk size comes once for each chunk size, with where that part of it lies.
+    /// The chunks of a regular file in file order, with where each lies in its decoded blob. One
+    /// that is larger than the chunk size comes once for each chunk size, with where that part of
+    /// it lies.
     pub fn chunks(&self, file: Nid) -> Result<Chunks<'_>, FormatError> {
         let view = self.view();
         self.chunks_of(&view.inode(file)?)
@@ -175,8 +176,8 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
         Ok(Chunks { inode: *inode, blobs: self.blobs(), indexes: indexes.iter() })
     }
 
-    /// Returns whether a reference to `chunk` with this place is to the chunk's begin. References to
-    /// later parts follow it.
+    /// Returns whether a reference to `chunk` with this place is to the chunk's begin. References
+    /// to later parts follow it.
     fn begins(&self, chunk: ChunkRef, at: Decoded) -> bool {
         let found = || self.blobs()[usize::from(chunk.blob.0)].chunk(chunk.number);
         self.origin() != Origin::Seekable || found().is_none_or(|chunk| chunk.decoded == at)

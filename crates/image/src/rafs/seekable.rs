@@ -1,5 +1,5 @@
-//! Bootstraps of images whose layers have tables of contents, see [`crate::seekable`]. They are made
-//! on the node, and stay there.
+//! Bootstraps of images whose layers have tables of contents, see [`crate::seekable`]. They are
+//! made on the node, and stay there.
 
 use super::{
     BlobRecord, BootstrapOptions, TailInfo, layer_index,

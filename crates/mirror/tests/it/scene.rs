@@ -144,7 +144,10 @@ impl Scene {
         let [ordinary, lazy] = [("ordinary", ordinary), ("lazy", lazy)]
             .map(|(tag, manifest)| self.put_manifest(tag, media_type::MANIFEST, &manifest));
         let platform = lazuli_registry::Platform::host();
-        let entry = |(digest, size): (Digest, usize), platform| json!({"mediaType": media_type::MANIFEST, "digest": digest, "size": size, "platform": platform});
+        let entry = |(digest, size): (Digest, usize), platform| {
+            json!({"mediaType": media_type::MANIFEST, "digest": digest, "size": size,
+                "platform": platform})
+        };
         let index = json!({"schemaVersion": 2, "mediaType": media_type::INDEX, "manifests": [
             entry(ordinary, platform.clone()), entry(lazy, platform.lazy())]});
         let (index, _) = self.put_manifest(tag, media_type::INDEX, &index);

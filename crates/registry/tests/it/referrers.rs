@@ -364,7 +364,8 @@ async fn layouts_are_read() {
     assert!(matches!(error, RegistryError::NotInLayouts { .. }), "{error}");
 
     // As tools write it that copy an image with its referrers.
-    let entry = json!({"mediaType": media_type::MANIFEST, "digest": sha256(b"x"), "size": 5, "artifactType": TYPE, "annotations": note("one")});
+    let entry = json!({"mediaType": media_type::MANIFEST, "digest": sha256(b"x"), "size": 5,
+        "artifactType": TYPE, "annotations": note("one")});
     let list = json!({"schemaVersion": 2, "mediaType": media_type::INDEX, "manifests": [entry]});
     let tag = subject.digest.to_string().replace(':', "-");
     open(&tag).push_manifest(list.to_string().into(), media_type::INDEX).await.unwrap();

@@ -20,7 +20,8 @@ pub(super) async fn read_directly_when_quiet(
     blobs: Weak<[Arc<CachedBlob>]>,
 ) {
     let mut before = None;
-    // Nothing of the mount is held while it waits: others see from the blobs that no reader is left.
+    // Nothing of the mount is held while it waits: others see from the blobs that no reader is
+    // left.
     while let Some(blobs) = blobs.upgrade().filter(|all| !all.iter().all(|b| b.is_complete())) {
         let now = Some(blobs.iter().map(|blob| blob.stats().misses).sum::<u64>());
         drop(blobs);

@@ -78,7 +78,8 @@ pub enum ImageError {
     },
     /// Chunk tables that no digest covers name the stored places of its chunks, and they are wrong.
     #[error(
-        "{image}: the chunk tables of blob {blob} from {place} do not lead to its chunks: {problem}; nothing is kept of them, try again"
+        "{image}: the chunk tables of blob {blob} from {place} do not match its chunks: {problem}; \
+         nothing is kept of them, try again"
     )]
     Misplaced {
         /// The image.

@@ -9,7 +9,7 @@
 //!   bootstrap.digest
 //!   bootstrap.points-N  where decoders can begin in blob N, an unconverted gzip layer
 //!   removed         there if containerd has removed the image and the rest may go
-//!   layer.diff-id   digest of the tar in that layer; not there if an earlier version fetched the image
+//!   layer.diff-id   digest of the tar in that layer; missing if an earlier version fetched it
 //! ```
 //!
 //! A directory appears whole (it is filled under another name and renamed) and is never changed.
@@ -88,8 +88,8 @@ pub struct StoredImage {
 }
 
 impl StoredImage {
-    /// Refuses an image, named `image`, that has ordinary layers on top. They would be missing where
-    /// the client does not mount them itself.
+    /// Refuses an image, named `image`, that has ordinary layers on top. They would be missing
+    /// where the client does not mount them itself.
     pub fn must_be_whole(&self, image: String) -> Result<(), ImageError> {
         if self.whole { Ok(()) } else { Err(ImageError::LayersOnTop { image }) }
     }

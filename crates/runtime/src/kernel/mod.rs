@@ -11,7 +11,9 @@
 //! | `journal` | unanswered questions, for the successor | ✓ | of fuse | ✓ |
 //! | `mount` | one image, mounted | ✓ | ✓ | ✓ |
 //! | `answer` | answers to the kernel | ✓ | ✓ | ✓ |
-//! | the rest | parts of this interface alone | `groups`, `listener`, `slots`, `watch` | `disk`, `helper` | `connection`, `filesystem`, `threads` |
+//!
+//! Other files serve one interface alone, such as `groups` and `slots` for fanotify, `disk` and
+//! `helper` for loop devices, `connection` and `threads` for FUSE.
 
 pub mod errno;
 pub mod fanotify;

@@ -1,8 +1,9 @@
 //! Lessons from the starts of one image for others.
 //!
 //! ```text
-//! start is over ─▶ lesson: paths and marks of chunks ─┬─▶ of the repository ─▶ its next version, here and elsewhere
-//!                                                     └─▶ of each program that ran ─▶ images with the same program
+//! start is over ─▶ lesson: paths and marks of chunks
+//!                   ├─▶ of the repository ─▶ its next version, here and elsewhere
+//!                   └─▶ of each program that ran ─▶ images with the same program
 //! ```
 //!
 //! Programs' lessons are shared between repositories only if every client may read the repository

@@ -1,7 +1,8 @@
 //! Prefetching: fetches data ahead of its readers.
 //!
 //! ```text
-//! image is mounted ──▶ order: trace of this node │ trace of the registry │ hot part of the blobs │ lessons and guess
+//! image is mounted ──▶ order: trace of this node │ trace of the registry │ hot part of the blobs
+//!                               │ lessons and guess
 //!                               └──▶ ahead: windows in that order, several in flight ──▶ cache
 //! readers ──▶ escalate: what most likely follows, in a start that nothing foresaw ──▶ ahead
 //!    └──────▶ recorder ── quiet for 5 s ──▶ traces, lessons ──▶ registry, if wished
@@ -225,8 +226,8 @@ impl Prefetcher {
     }
 
     /// Fetches the chunks that the start most likely reads; without a trace also those that follow
-    /// from its misses, which the `listener` reports, until it `is_over`. Returns whether the registry
-    /// lacks a trace.
+    /// from its misses, which the `listener` reports, until it `is_over`. Returns whether the
+    /// registry lacks a trace.
     async fn fetch_ahead(
         &self,
         image: &Image,

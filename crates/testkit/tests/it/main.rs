@@ -3,6 +3,7 @@
 mod attacks;
 mod circles;
 mod paths;
+mod widths;
 
 use std::{fs, path::Path, process::Command};
 

@@ -36,7 +36,8 @@ pub(super) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let files = Files::of(&running);
     let Some(directory) = files.imports() else {
         bail!(
-            "{} imports no directory: make `imports = [\"/etc/containerd/conf.d/*.toml\"]` its first line, and restart containerd",
+            "{} imports no directory: make `imports = [\"/etc/containerd/conf.d/*.toml\"]` its \
+             first line, and restart containerd",
             files.main().display()
         );
     };

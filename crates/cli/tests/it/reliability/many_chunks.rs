@@ -122,7 +122,7 @@ fn more_chunks_than_there_is_room_for_are_refused_before_they_are_read() {
     assert!(error.contains("invalid bootstrap"), "{error}");
     lazuli.ok(mount("oci:small:x", &small));
     let error = lazuli.fails(mount("oci:large:x", &large));
-    assert!(error.contains("3000000 chunks; beside the images that are open"), "{error}");
+    assert!(error.contains("3000000 chunks, and the node's open images"), "{error}");
     lazuli.ok(["umount", small.to_str().unwrap()]);
     let began = Instant::now();
     // The small one may be closed a moment later.

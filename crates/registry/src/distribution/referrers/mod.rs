@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! GET referrers/sha256:HEX?artifactType=…     an index; perhaps with a Link to its next page
-//! GET manifests/sha256-HEX                    the same, kept by the clients of a registry without that API
+//! GET manifests/sha256-HEX                    the same list without that API, kept by clients
 //! ```
 //! Their content comes from any client that may push to the repository, and no digest covers it.
 
@@ -39,8 +39,8 @@ pub(crate) use push::{Referrer, enlist, push};
 /// page, and most of them filter, so that ours are on the first.
 const PAGE_LIMIT: usize = 4;
 
-/// The referrers of `subject`, of one type or of all. A server is asked for both lists at once while
-/// it is unknown which one it has: a start with a policy waits for the answer.
+/// The referrers of `subject`, of one type or of all. A server is asked for both lists at once
+/// while it is unknown which one it has: a start with a policy waits for the answer.
 pub(crate) async fn list(
     client: &Client,
     subject: &Digest,

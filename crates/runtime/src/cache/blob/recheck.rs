@@ -2,8 +2,8 @@
 //! before any reader gets them.
 //!
 //! ```text
-//! suspect ── asked for, or in the background ──▶ read back ─▶ digest ── right ──▶ ready
-//!                                                                  └─ wrong ──▶ missing ─▶ fetched, if asked for
+//! suspect ── asked for, or in the background ─▶ read back ─▶ digest ── right ─▶ ready
+//!                                                                └─ wrong ─▶ missing
 //! ```
 
 use std::{

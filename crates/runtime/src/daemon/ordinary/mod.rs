@@ -1,9 +1,9 @@
 //! Ordinary images that containerd does not unpack: their layers are shown by indexes.
 //!
-//! containerd names a layer by the digests of tars that the image's configuration claims, believes
-//! a snapshotter that has a layer, and gives it to every image that claims the same. So a layer
-//! counts only if this node has hashed all of it, its stored bytes and its tar, or if a key that
-//! the policy trusts for the image has stated both with the layer's index.
+//! containerd names a layer by the digests of tars that the image's configuration claims, trusts a
+//! snapshotter that claims to have a layer, and gives it to every image that claims the same. So a
+//! layer counts only if this node has hashed all of it, its stored bytes and its tar, or if a key
+//! that the policy trusts for the image has stated both with the layer's index.
 //!
 //! The tree of any number of lower layers is made here, of the layers' skeletons.
 //!
@@ -12,7 +12,7 @@
 //!         ├─ begin ─ pull    layers without an index
 //!         ├─ afterwards  layers that containerd has pulled
 //!         ├─ publish    for other nodes
-//!         └─ prefix     mounts for containerd
+//!         └─ lower_layers  mounts for containerd
 //! check                 layers that have become complete
 //! ```
 

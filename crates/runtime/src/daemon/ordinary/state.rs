@@ -27,8 +27,8 @@ const REMEMBERED: usize = 32;
 /// Logins with which images came that wait for being indexed, by the digests of their manifests.
 type Waiting = Mutex<HashMap<Digest, Arc<Lent>>>;
 
-/// Layers of images that the repository of indexes does not have, and until when they are not looked
-/// for again.
+/// Layers of images that the repository of indexes does not have, and until when they are not
+/// looked for again.
 type Unknown = Mutex<HashMap<(String, LayerDigests), Instant>>;
 
 /// The operator's settings.

@@ -41,8 +41,8 @@ pub enum UnpackError {
     Twice,
     /// The node has too many others.
     #[error(
-        "the image has {count} chunks; beside the images that are open on this node it may have {left}: unmount some, or convert it \
-         with larger chunks"
+        "the image has {count} chunks, and the node's open images leave room for {left}: unmount \
+         some, or convert it with larger chunks"
     )]
     TooManyChunks {
         /// Its chunks.

@@ -5,8 +5,10 @@
 //! the kernel's queues. Images share the slots out:
 //!
 //! ```text
-//! the image has less than its share   it waits in a slot; if none is free, an image that is stuck loses its oldest one
-//! it has its share                    it waits in a slot, but for the eighth of them that is kept for others
+//! the image has less than its share   it waits in a slot; if none is free, an image that is stuck
+//!                                     loses its oldest one
+//! it has its share                    it waits in a slot; an eighth of the slots is reserved for
+//!                                     other images
 //!   … and no slot is free             its queue waits
 //!   … its queue is also that of others, and it is stuck
 //!                                     denied (EIO)

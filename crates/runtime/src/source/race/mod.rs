@@ -2,9 +2,10 @@
 //! faults.
 //!
 //! ```text
-//! places, in order ─▶ the first that is well ─┬─ delivers ──────────────────────────▶ bytes
-//!                                             ├─ fails ─▶ the next ─ … ─▶ a pause ─▶ the first again
-//!                                             └─ late ─▶ the next as well; the first answer wins
+//! places, in order ─▶ the first that is well
+//!                      ├─ delivers ─▶ bytes
+//!                      ├─ fails ─▶ the next ─ … ─▶ a pause ─▶ the first again
+//!                      └─ late ─▶ the next as well; the first answer wins
 //! ```
 
 use std::{sync::Arc, time::Duration};

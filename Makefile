@@ -1,17 +1,19 @@
-# What a contributor does here. `make` alone prints the list.
+# Targets for contributors. `make` alone prints the list.
 
-# Upstream's nydus-image and nydusd: LAZULI_NYDUS names a directory that holds them, else they are built.
+# The directory of upstream's nydus-image and nydusd: $LAZULI_NYDUS, else they are built.
 NYDUS := $(or $(LAZULI_NYDUS),$(CURDIR)/target/nydus/bin)
 NYDUS_VERSION := 2.2.0
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$(PATH))
 BENCHES := hello update scale prefetch pull beside fs density build
 FUZZ_SECONDS ?= 60
 MINUTES ?= 2
-# The version from which `package-test` upgrades.
+# The commit that `package-test` upgrades from.
 EARLIER := 6f5581c
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test metrics-test e2e-kubernetes test-kernels soak check deny compat multimake bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
+.PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test metrics-test \
+	e2e-kubernetes test-kernels soak check deny compat multimake bench \
+	$(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
 .SILENT: help
 
 help: ## this list
@@ -31,7 +33,7 @@ demo-containerd: ## the same through a containerd of its own, beside overlayfs (
 	$(MAKE) --no-print-directory binary cri
 	$(ROOT) scripts/demo-containerd
 
-demo-fleet: ## one image on many nodes at once, with Dragonfly and without (5 minutes, the first time 40: builds Dragonfly); NODES=8
+demo-fleet: ## one image on NODES=8 nodes, with and without Dragonfly (5 minutes, the first time 40)
 	scripts/install-deps demo-fleet
 	$(MAKE) --no-print-directory binary wire
 	$(ROOT) env LAZULI_DRAGONFLY="$$(scripts/dragonfly)" scripts/demo-fleet $(NODES)
@@ -45,11 +47,11 @@ deb: ## the Debian package, in target/deb
 	DEB_RULES_REQUIRES_ROOT=no debian/rules binary
 	debian/rules clean
 
-package-test: deb ## the package, and the DaemonSet's container, on Debian systems of their own (needs a minute or two each, and the first time builds an earlier version to upgrade from)
+package-test: deb ## package and DaemonSet on Debian systems (minutes, the first time more)
 	scripts/install-deps package-test
 	$(MAKE) --no-print-directory binary cri
-	$(ROOT) tests/package/run "$$(ls -t target/deb/lazuli_*.deb | head -n 1)" "$$(scripts/earlier-package $(EARLIER))" \
-		target/release/cri "$$(scripts/corpus redis busybox)"
+	$(ROOT) tests/package/run "$$(ls -t target/deb/lazuli_*.deb | head -n 1)" \
+		"$$(scripts/earlier-package $(EARLIER))" target/release/cri "$$(scripts/corpus redis busybox)"
 	$(ROOT) tests/kubernetes/run target/release/lazuli
 
 metrics-test: ## alerts, dashboard and metrics in a real Prometheus (a minute)
@@ -57,23 +59,27 @@ metrics-test: ## alerts, dashboard and metrics in a real Prometheus (a minute)
 	$(MAKE) --no-print-directory binary
 	$(ROOT) tests/metrics/run target/release/lazuli
 
-e2e-kubernetes: ## a cluster of one node with the DaemonSet: pods, evictions, kills, upgrades (20 minutes, the first time also builds Kubernetes: 10 more); MINUTES=60 of pods that come and go
+e2e-kubernetes: ## a cluster of one node, with MINUTES=2 of pods (20 minutes, the first time 30)
 	scripts/install-deps e2e-kubernetes
 	$(MAKE) --no-print-directory binary cri wire
-	$(ROOT) tests/kubernetes/cluster/run --minutes $(MINUTES) --table target/kubernetes/seen.md target/release/lazuli target/release \
+	$(ROOT) tests/kubernetes/cluster/run --minutes $(MINUTES) \
+		--table target/kubernetes/seen.md target/release/lazuli target/release \
 		"$$(scripts/corpus busybox debian-slim redis redis-next python-slim python)"
 
-p2p: ## the real Dragonfly: fleets, misses and outages, results in target/bench (30 minutes, the first time also builds Dragonfly)
+p2p: ## fleets, misses and outages of Dragonfly, to target/bench (30 minutes)
 	scripts/install-deps demo-fleet
 	$(MAKE) --no-print-directory binary wire
-	for verb in "fleet --rounds 2" "fleet --rounds 2 --cpus 0.2 --nodes 1,2,4,8 --ways lazuli,p2p --json target/bench/fleet-cpus.json" "misses --set recommended,default,seed,patient,hasty" outages model; do \
+	for verb in "fleet --rounds 2" \
+		"fleet --rounds 2 --cpus 0.2 --nodes 1,2,4,8 --ways lazuli,p2p \
+			--json target/bench/fleet-cpus.json" \
+		"misses --set recommended,default,seed,patient,hasty" outages model; do \
 		$(ROOT) env LAZULI_DRAGONFLY="$$(scripts/dragonfly)" bench/lazuli-bench $$verb || exit 1; done
 
-test-kernels: ## the drivers under Debian's kernels 5.10 to 7.3 in qemu (some minutes each); KERNELS="6.1 6.12"
+test-kernels: ## the drivers under Debian's kernels 5.10 to 7.3 in qemu; KERNELS="6.1 6.12"
 	scripts/install-deps test-kernels
 	$(ROOT) tests/kernels/run $(KERNELS)
 
-soak: ## the long forms of the reliability tests, thousands of kills and damaged images, an hour under containerd (about two hours)
+soak: ## the long reliability tests: kills, damaged images, containerd (two hours)
 	scripts/install-deps test
 	scripts/soak
 
@@ -87,16 +93,17 @@ deny: ## licences, sources and duplicates of dependencies, and advisories where 
 	scripts/install-deps build
 	scripts/deny
 
-compat: ## our images in other readers, others' images in ours, signatures and the real cosign (needs minutes to build images and cosign)
+compat: ## images and signatures exchanged with upstream's tools (the first time builds them)
 	scripts/install-deps compat
 	$(MAKE) --no-print-directory binary $(NYDUS)/nydusd
 	cargo build --locked -p lazuli-testkit --bins
 	$(ROOT) tests/compat/run --nydus $(NYDUS)
 	LAZULI_COSIGN="$$(scripts/cosign)" cargo test --locked -p lazuli --test it sign::cosign
 
-bench: ## HelloBench and the other benchmarks, and a page of the results (hours); one alone: bench-hello
+bench: ## all benchmarks, and a page of the results (hours); one alone: bench-hello
 	$(MAKE) --no-print-directory $(addprefix bench-,$(BENCHES))
-	bench/lazuli-bench report --html target/bench/report.html $(patsubst %,target/bench/%.json,hello update scale fs density build)
+	bench/lazuli-bench report --html target/bench/report.html \
+		$(patsubst %,target/bench/%.json,hello update scale fs density build)
 
 $(addprefix bench-,$(BENCHES)): bench-%:
 	scripts/install-deps bench
@@ -104,7 +111,7 @@ $(addprefix bench-,$(BENCHES)): bench-%:
 	$(ROOT) env LAZULI_NYDUS=$(NYDUS) CONTAINERD="$$(scripts/containerd)/containerd" \
 		LAZULI_CONTENDERS="$$(scripts/contenders)" bench/lazuli-bench $*
 
-multimake: ## one C file with every compiler of Debian, each in a lazily started image (the first time builds them: 20 minutes)
+multimake: ## a C file with every compiler of Debian, started lazily (the first time 20 minutes)
 	scripts/install-deps multimake
 	$(MAKE) --no-print-directory binary wire
 	$(ROOT) examples/multimake/multimake

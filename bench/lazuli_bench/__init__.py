@@ -1,1 +1,1 @@
-"""HelloBench: how long until containers are ready, and what that takes, for several ways to bring their images."""
+"""The benchmarks of `lazuli-bench`, a module for each verb."""

@@ -1,14 +1,15 @@
-"""How long readers of one image wait while another image is fetched whole.
+"""Measures the waits of an image's readers while another image is prefetched whole.
 
-Eight readers read files of an image, each of them once, in random order. A file is one chunk of 256 KiB that does not
-compress, as much as a reader fetches at once by default, so every read waits for the registry, which is behind a wire of
-20 ms and 1 Gbit/s as of `lazuli-bench prefetch`. Each round does that on two nodes, in turn:
+Eight readers read files of an image, each of them once, in random order. A file is one chunk of 256
+KiB that does not compress, as much as a reader fetches at once by default, so every read waits for
+the registry, which is behind a wire of 20 ms and 1 Gbit/s as of `lazuli-bench prefetch`. Each round
+does that on two nodes, in turn:
 
   alone   nothing else goes on
   beside  `lazuli prefetch` fetches gcc, or IMAGE, from the same registry
 
-A node is new; its daemon runs, the readers' image is mounted, and each reader has read some files that do not count.
-Only reads that begin while the prefetch goes on count.
+A node is new; its daemon runs, the readers' image is mounted, and each reader has read some files
+that do not count. Only reads that begin while the prefetch goes on count.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""CPU time and memory of converting an image, beside the tools that make the same kind of file system.
+"""Measures processor time and memory of a conversion, and of comparable tools.
 
-All start from one tree, the corpus image unpacked, and write to the same disk; nothing but the input is
-cached. In each round every tool runs once, one after the other, in an order that changes:
+All start from one tree, the corpus image unpacked, and write to the same disk; nothing but the
+input is cached. In each round every tool runs once, one after the other, in an order that changes:
 
   lazuli tar           lazuli convert tar:TREE.tar
   lazuli tar batched   the same with --batch 256
@@ -56,7 +56,8 @@ def main(argv):
 
 
 def measure(source, args, work):
-    """Unpack an image, and convert it again and again; return a list of what each conversion took."""
+    """Unpack an image, and convert it again and again; return a list of what each conversion
+    took."""
     run("umoci", "unpack", "--image", f"{source}:latest", work / "bundle")
     tree, tar, out = work / "bundle/rootfs", work / "tree.tar", work / "out"
     run("tar", "--format=posix", "--sort=name", "--numeric-owner", "--xattrs", "--xattrs-include=*",
@@ -104,7 +105,8 @@ def capabilities(*command):
 
 
 def warm(path):
-    """Have all of it in the page cache and nothing else, and the disk quiet: the memory is as full for every tool."""
+    """Have all of it in the page cache and nothing else, and the disk quiet: the memory is as full
+    for every tool."""
     drop_caches()
     subprocess.run(["find", path, "-type", "f", "-exec", "cat", "{}", "+"], stdout=subprocess.DEVNULL, check=True)
 

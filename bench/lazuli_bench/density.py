@@ -1,14 +1,16 @@
-"""Time and memory for each of many mounts, and of many containers, of one image.
+"""Measures time and memory of many mounts and many containers of one image.
 
-The image is all local, and lazuli's daemon runs. For each number there is a new daemon, and then, one after the other:
+The image is all local, and lazuli's daemon runs. For each number there is a new daemon, and then,
+one after the other:
 
   mounts      `lazuli mount`, each at a directory of its own
   containers  `lazuli run IMAGE -- sleep`, each started when the one before it has printed a line
 
-Memory is counted when the last one is there: of the daemon's two processes the proportional set size, in which a page that
-several processes have is shared out among them (`rss_bytes`; the program itself, with every `lazuli run`), and the machine's:
-by how much MemAvailable has fallen since the daemon had nothing, with page caches dropped before both. With containers, that
-is also what the kernel and `lazuli run` keep for each. What the memory that is left does not hold is not started.
+Memory is counted when the last one is there: of the daemon's two processes the proportional set
+size, in which a page that several processes have is shared out among them (`rss_bytes`; the program
+itself, with every `lazuli run`), and the machine's: by how much MemAvailable has fallen since the
+daemon had nothing, with page caches dropped before both. With containers, that is also what the
+kernel and `lazuli run` keep for each. What the memory that is left does not hold is not started.
 """
 
 import argparse
@@ -27,7 +29,8 @@ from lab.workload import kill_container
 from .results import write
 
 QUIET = '[prefetch]\nahead = "nothing"\nrest_bytes_per_second = 0\n'
-# A container with its `lazuli run` takes about 12 MiB. The rest of the memory is for other programs.
+# A container with its `lazuli run` takes about 12 MiB. The rest of the memory is for other
+# programs.
 CONTAINER_BYTES, SPARE_BYTES = 16 << 20, 2 << 30
 
 
@@ -92,7 +95,8 @@ def container(node, image, _, driver):
             raise CommandFailed(command, process.poll(), line + process.stdout.read())
         yield
     finally:
-        # `sleep` is the first process of its container, which no signal ends for which it has no handler, but KILL.
+        # `sleep` is the first process of its container, which no signal ends for which it has no
+        # handler, but KILL.
         kill_container(process.pid)
         end(process)
 
@@ -116,7 +120,8 @@ def kibibytes(path, name):
 
 
 def summary(points):
-    """One line per kind and number. The last tenth of the starts says whether those before make one slower."""
+    """One line per kind and number. The last tenth of the starts says whether those before make one
+    slower."""
     rows = []
     for one in points:
         each = one["count"]

@@ -1,16 +1,17 @@
-"""Time to ready, and what the registry serves, when many nodes start one image at the same time.
+"""Measures time to ready and the registry's traffic when many nodes start one image at once.
 
-Every node is a network namespace with a Lazuli of its own, whose daemon runs and has nothing of the image. They reach each other over
-a bridge, and the registry over one wire that they share. Ways to bring the image:
+Each node is a network namespace with its own Lazuli daemon and an empty cache. A bridge connects
+the nodes, and one shared link connects them to the registry. The image is started in these ways:
 
-  pull     skopeo copy, umoci unpack, runc run
-  lazuli   lazuli run, each node by itself
-  lazuli-raw  the same with the image as it was converted: without --trace-run, so what starts read lies here and there
-  p2p      as lazuli, with a dfdaemon on each node, beside Dragonfly's scheduler, configured as in dist/dragonfly
-  p2p-raw  as lazuli-raw, with Dragonfly
+  pull        skopeo copy, umoci unpack, runc run
+  lazuli      lazuli run, each node by itself; the image was converted with --trace-run
+  lazuli-raw  the same with an untraced image, whose hot chunks are scattered
+  p2p         as lazuli, with dfdaemon on each node and a scheduler, configured as in dist/dragonfly
+  p2p-raw     as lazuli-raw, with Dragonfly
 
-Daemons of Dragonfly are new each time, and have nothing. Rounds take turns. Then the nodes start the image once more, with all of it there:
-what is left is their share of this machine's processors.
+Dragonfly's daemons are restarted with empty storage each time. Rounds alternate between the ways.
+Each round ends with a warm start on all nodes, which shows the cost of sharing this machine's
+processors.
 """
 
 import argparse

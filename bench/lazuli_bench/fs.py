@@ -1,25 +1,29 @@
-"""What runs on an image once all of its data is local, beside the same on the disk's own file system.
+"""Compares programs on complete images with programs on the disk's own file system.
 
-Files: a big file, many small ones and the source of a C program lie on the disk's file system, which is `native`. Lazuli
-converts them, and mounts them with both drivers. In each round every test runs once on every side:
+Files: a big file, many small ones and the source of a C program lie on the disk's file system,
+which is `native`. Lazuli converts them, and mounts them with both drivers. In each round every test
+runs once on every side:
 
   seq read, rand read   fio, psync, 4 KiB, buffered
   tar                   of the source, through a pipe: GNU tar reads no file for an archive that is /dev/null
   find, ls -lR          of the small files
   compile               libbfd of binutils, out of tree, with what it writes on the disk
 
-In containers: `lazuli run`, with either driver, and runc. Both have overlayfs take the writes, on the disk; runc's lies on
-an unpacked tree. `native` is the host itself for libaio; the others have none, and are compared with runc.
+In containers: `lazuli run`, with either driver, and runc. Both have overlayfs take the writes, on
+the disk; runc's lies on an unpacked tree. `native` is the host itself for libaio; the others have
+none, and are compared with runc.
 
   libaio                fio, 64 4 KiB random reads at a time, buffered: EROFS has no O_DIRECT for mounts of files
   pgbench, pgbench -S   PostgreSQL with TPC-B and with nothing but SELECT, over a Unix socket
   redis SET, redis GET  redis-benchmark, over a Unix socket
   nginx                 wrk, of one small page over loopback
 
-Before that, all of the images has been fetched: the fanotify driver takes no more part, so the kernel must
-not ask it anything meanwhile. Caches are dropped before each test; programs that serve are measured when they are up.
+Before that, all of the images has been fetched: the fanotify driver takes no more part, so the
+kernel must not ask it anything meanwhile. Caches are dropped before each test; programs that serve
+are measured when they are up.
 
-Prints medians, and speeds as ratios to native, or else to runc: medians of the rounds' ratios. More is better in all units.
+Prints medians, and speeds as ratios to native, or else to runc: medians of the rounds' ratios. More
+is better in all units.
 """
 
 import argparse
@@ -156,7 +160,8 @@ class Bench:
             yield
 
     def events(self):
-        """What the kernel has asked the fanotify driver so far; the images must have all of their chunks."""
+        """What the kernel has asked the fanotify driver so far; the images must have all of their
+        chunks."""
         events = 0
         for name in self.images:
             status = self.instance.status(self.work / "fanotify" / name)
@@ -166,7 +171,8 @@ class Bench:
         return events
 
     def prepare_builds(self):
-        """A directory for each side to compile in, with what `configure` decides there, and what libbfd is linked with."""
+        """A directory for each side to compile in, with what `configure` decides there, and what
+        libbfd is linked with."""
         if "compile" not in self.tests:
             return
         for side, directory in self.directories.items():
@@ -292,7 +298,8 @@ SERVED_BY = {"postgres": "pgbench", "redis": "redis", "nginx": "nginx"}
 
 
 def make_tree(tree, size, files):
-    """The big file does not compress; the small ones are 0.5 to 8 KiB, as in a package. With them the source, and fio."""
+    """The big file does not compress; the small ones are 0.5 to 8 KiB, as in a package. With them
+    the source, and fio."""
     chance = random.Random(1)
     tree.mkdir()
     with open(tree / "big", "wb") as big:
@@ -312,7 +319,8 @@ def make_tree(tree, size, files):
 
 
 def copy_program(program, tree):
-    """Copy a program to where the PATH of containers looks, and its loader and libraries to where they are here."""
+    """Copy a program to where the PATH of containers looks, and its loader and libraries to where
+    they are here."""
     path = shutil.which(program)
     libraries = re.findall(r"(/\S+) \(0x", run("ldd", path).decode())
     for path, place in [(path, f"/usr/bin/{program}"), *zip(libraries, libraries)]:
@@ -322,8 +330,8 @@ def copy_program(program, tree):
 
 
 def as_lazuli_runs(config, argv):
-    """runc's configuration of a container as those of `lazuli run` are: the host's network, and no seccomp filter, which
-    would cost something for each system call."""
+    """runc's configuration of a container as those of `lazuli run` are: the host's network, and no
+    seccomp filter, which would cost something for each system call."""
     config = json.loads(json.dumps(config))
     config["process"] |= {"terminal": False, "args": list(map(str, argv)), "rlimits": [],
                           "capabilities": dict.fromkeys(["bounding", "effective", "permitted"], CAPABILITIES)}
@@ -354,7 +362,8 @@ def measure(bench, rounds):
 
 
 def fio_command(file, mode, turn, *options):
-    """fio with 4 KiB reads of the big file; random ones read an eighth of it, others in each round."""
+    """fio with 4 KiB reads of the big file; random ones read an eighth of it, others in each
+    round."""
     part = "12%" if mode == "randread" else "100%"
     return ["fio", "--name=bench", "--readonly", f"--filename={file}", f"--rw={mode}", "--bs=4k", "--invalidate=0",
             f"--io_size={part}", f"--randseed={turn + 1}", "--output-format=json", *options]

@@ -1,17 +1,21 @@
-"""How long a reader waits after a miss, by which node has the bytes.
+"""Measures the latency of a miss, by the node that has the bytes.
 
-Two nodes read files of one image, one file at a time; each file is one chunk of 256 KiB that does not compress, as much as a reader
-fetches at once by default, and each is in another piece of Dragonfly's, which has 4 MiB. Nothing is fetched ahead. The registry is behind a
-wire. The first node reads what no node has. Then it fetches the whole image, and the second node reads the same files, which a peer has
-now, each followed by one beside it, which its own dfdaemon has then.
+Two nodes read files of one image, one at a time. Each file is an incompressible chunk of 256 KiB,
+the default size of a request, in a Dragonfly piece (4 MiB) of its own. Prefetching is off, and the
+registry is behind a link with delay. The first node reads bytes that no node has. Then it fetches
+the whole image, and the second node reads the same files from that peer, each followed by a
+neighbour that its own dfdaemon holds by then.
 
   direct  no Dragonfly
   proxy   with dfdaemon's proxy
-  socket  and with its Unix socket
+  socket  with dfdaemon's proxy and Unix socket
 
-`--set` tries other settings than those of dist/dragonfly: `default` (what scheduler and dfdaemon have by themselves, and a seed peer beside
-the nodes), `seed` (the recommended ones, but only a node beside them is a seed peer), `patient` (the scheduler looks every 50 ms),
-`hasty` (it looks once).
+`--set` replaces the settings of dist/dragonfly:
+
+  default  those of scheduler and dfdaemon, and a separate seed peer
+  seed     the recommended ones, but the only seed peer is a separate node
+  patient  the scheduler looks for a peer every 50 ms
+  hasty    the scheduler looks for a peer once
 """
 
 import argparse

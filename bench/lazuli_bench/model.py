@@ -1,17 +1,21 @@
-"""What a fleet of a thousand nodes would need, from what a few nodes have cost.
+"""Extrapolates from a few measured nodes to a fleet of thousands.
 
-Reads the result of `lazuli-bench fleet`. Three ways to bring an image are modelled, each node with processors and a link of its own:
+Reads the result of `lazuli-bench fleet`. Three ways to bring an image are modelled, each node with
+processors and a link of its own:
 
   pull     N × image ÷ registry link, then unpack and run
   lazuli   N × what a start reads ÷ registry link, then run
   p2p      one copy ÷ registry link, handed on from node to node, then run
 
-Assumptions of p2p: pieces of 4 MiB travel on as soon as they have arrived; a node feeds so many others as the scheduler names it to (4), so
-the last node is log4(N) steps away from the first one, and each step takes one piece over its parents' links; each start registers
-a few downloads, which cost the scheduler processor time, shared by its processors; nodes begin at the same moment; nothing fails.
+Assumptions of p2p: pieces of 4 MiB travel on as soon as they have arrived; a node feeds so many
+others as the scheduler names it to (4), so the last node is log4(N) steps away from the first one,
+and each step takes one piece over its parents' links; each start registers a few downloads, which
+cost the scheduler processor time, shared by its processors; nodes begin at the same moment; nothing
+fails.
 
-What is taken from the measurement: seconds of one node alone, bytes, and processor seconds of each program. The same model, but with the
-processors of the machine that was measured on shared by all nodes, is compared with the measured starts first.
+What is taken from the measurement: seconds of one node alone, bytes, and processor seconds of each
+program. The same model, but with the processors of the machine that was measured on shared by all
+nodes, is compared with the measured starts first.
 """
 
 import argparse
@@ -51,7 +55,8 @@ class Site:
 
 def ready(name, way, nodes, site):
     """Seconds until the last node is ready."""
-    # Alone, a node waits for the registry's link and for its own processor, one after the other at worst.
+    # Alone, a node waits for the registry's link and for its own processor, one after the other at
+    # worst.
     contention = way.cpu * (nodes - 1) / site.cpus if site.shared else 0
     if name in ("pull", "lazuli"):
         queue = way.registry * (nodes - 1) / site.registry
@@ -111,7 +116,8 @@ def check(report, ways, site):
 
 def predict(report, ways, site, numbers):
     """What many nodes would take."""
-    # With the registry's link of the measurement a start alone has waited for the bytes; here the link is another.
+    # With the registry's link of the measurement a start alone has waited for the bytes; here the
+    # link is another.
     measured = report["megabits"] * 125000
     rows = []
     for name, way in ways.items():

@@ -1,15 +1,16 @@
-"""What a reader notices when Dragonfly fails, and how long it takes until it is used again.
+"""Measures a reader's waits while Dragonfly fails, and the time until it is used again.
 
-Two nodes with Dragonfly, as `lazuli-bench misses`; the first one has everything, the second one reads a file after another. One thing fails, and the next file is read: its
-wait counts, and the longest wait of five more. Then it is mended, and a file is read every tenth of a second until one comes through
-Dragonfly again.
+Two nodes with Dragonfly, as in `lazuli-bench misses`: the first has the whole image, the second
+reads one file after another. A fault is injected, and the wait for the next file is recorded, with
+the longest wait of five more. Then the fault is repaired, and a file is read every 0.1 s until one
+comes through Dragonfly again.
 
-  none               nothing fails
-  dfdaemon killed    the node's own, with SIGKILL; started again
-  dfdaemon hangs     SIGSTOP; SIGCONT
-  scheduler killed   started again
-  peer killed        the one that has what is read; not mended
-  disk full          a file system of dfdaemon's own is filled; emptied
+  none               no fault
+  dfdaemon killed    the reader's dfdaemon gets SIGKILL; repaired by a restart
+  dfdaemon hangs     SIGSTOP; repaired by SIGCONT
+  scheduler killed   repaired by a restart
+  peer killed        the peer that has the file; not repaired
+  disk full          dfdaemon's file system is full; repaired by emptying it
 """
 
 import argparse

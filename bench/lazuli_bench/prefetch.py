@@ -1,10 +1,11 @@
-"""Time to ready of containers whose image is behind a long way, by what is fetched ahead.
+"""Measures time to ready with a distant registry, by the data that is prefetched.
 
-Each image of the corpus starts with its own command until it is ready (a line, an answer over HTTP, or
-its exit), on a node that has nothing of it, with a daemon that runs. The registry is behind a wire of
-1 Gbit/s on which every byte takes half a round trip, and a new connection one round trip before its first
-byte. With slow start, what a connection carries begins with a window of ten segments that doubles with
-each round trip, as TCP's; without, the distance is delay and nothing else.
+Each image of the corpus starts with its own command until it is ready (a line, an answer over HTTP,
+or its exit), on a node that has nothing of it, with a daemon that runs. The registry is behind a
+wire of 1 Gbit/s on which every byte takes half a round trip, and a new connection one round trip
+before its first byte. With slow start, what a connection carries begins with a window of ten
+segments that doubles with each round trip, as TCP's; without, the distance is delay and nothing
+else.
 
   warm       everything is on the node, nothing in the page cache
   nothing    what readers ask for, with neighbours
@@ -13,8 +14,8 @@ each round trip, as TCP's; without, the distance is delay and nothing else.
   optimized  the image that `lazuli optimize` makes of that trace, on a node that knows nothing
   pull       skopeo copy, umoci unpack, runc run
 
-They take turns. `bound` is the time of a warm start, plus the bytes that learn fetches at full bandwidth, plus
-four round trips; all are medians of the same rounds.
+They take turns. `bound` is the time of a warm start, plus the bytes that learn fetches at full
+bandwidth, plus four round trips; all are medians of the same rounds.
 """
 
 import argparse
@@ -156,7 +157,8 @@ class Bench:
                 "requests": traffic.requests, "bytes": traffic.bytes}
 
     def node(self, name, ahead, rest):
-        """A node with a running daemon, which is gone with everything that it has after the block."""
+        """A node with a running daemon, which is gone with everything that it has after the
+        block."""
         return Node(self.work / name, f'[prefetch]\nahead = "{ahead}"\nrest_bytes_per_second = {rest}\n')
 
 

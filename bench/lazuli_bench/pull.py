@@ -1,16 +1,18 @@
-"""Time and processor time until a whole image is on a node.
+"""Measures time and processor time until a whole image is on a node.
 
-gcc, or IMAGE, is in a registry on loopback, as it was built and as lazuli converts it. Each
-round fetches it once with each system, in turn, to a node that has nothing of it and whose daemon runs; no page is cached.
+gcc, or IMAGE, is in a registry on loopback, as it was built and as lazuli converts it. Each round
+fetches it once with each system, in turn, to a node that has nothing of it and whose daemon runs;
+no page is cached.
 
   lazuli        lazuli prefetch --wait, which returns when everything is here, checked, and on the disk
   ctr           ctr image pull: download, then unpack for the overlayfs snapshotter
   ctr, unpigz   the same, with unpigz where containerd finds it (package pigz)
   CRI, unpigz   a pull of containerd's CRI service, as Kubernetes does it, which unpacks while it downloads
 
-Processor time is that of the daemon's processes, their children and the client, without registry and wire. containerd
-leaves what it has unpacked to the page cache; `on disk` is the time when a sync after that has ended, too. At 0 ms the
-registry is next door; else it is behind a wire of 1 Gbit/s, as of `lazuli-bench prefetch`.
+Processor time is that of the daemon's processes, their children and the client, without registry
+and wire. containerd leaves what it has unpacked to the page cache; `on disk` is the time when a
+sync after that has ended, too. At 0 ms the registry is next door; else it is behind a wire of 1
+Gbit/s, as of `lazuli-bench prefetch`.
 """
 
 import argparse
@@ -90,7 +92,8 @@ def one(system, image, work):
 
 
 def measure(command, daemon):
-    """Run a client; return its time, the time until the disk has everything, and what it and the daemon have used."""
+    """Run a client; return its time, the time until the disk has everything, and what it and the
+    daemon have used."""
     drop_caches()
     before, began = used(daemon), time.monotonic()
     process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL,

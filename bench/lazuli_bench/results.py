@@ -1,4 +1,4 @@
-"""What the results of all verbs have in common."""
+"""Fields that the results of all verbs share."""
 
 import datetime
 import json

@@ -1,10 +1,11 @@
-"""Many images pulled, or pushed, at the same time.
+"""Measures many images that are pulled, or pushed, at the same time.
 
 usage: lazuli-bench scale [--counts N,...] [--contenders NAME,...] [--json FILE]
 
-Images of the corpus are pushed to one registry by as many clients at once, and pulled by one node, through containerd's
-CRI service, over 20 ms and 1 Gbit/s, as in `lazuli-bench hello`. Each time registry and node have nothing of them. Seconds are those until the
-last one has arrived: a pull of a lazy image ends when containers can be made of it.
+Images of the corpus are pushed to one registry by as many clients at once, and pulled by one node,
+through containerd's CRI service, over 20 ms and 1 Gbit/s, as in `lazuli-bench hello`. Each time
+registry and node have nothing of them. Seconds are those until the last one has arrived: a pull of
+a lazy image ends when containers can be made of it.
 """
 
 import argparse

@@ -1,17 +1,19 @@
-"""What a policy costs a start: seconds to ready and requests of signed images beside the same ones unsigned.
+"""Measures the cost of a policy: starts of signed images beside the same ones unsigned.
 
-Each image of the corpus is converted once and starts with its own command until it is ready, on a node that has
-nothing of it, with the registry behind a wire on which connections start slowly, as TCP's do. The images have one
-manifest, so they are the same image for the registry, each under a name of its own:
+Each image of the corpus is converted once and starts with its own command until it is ready, on a
+node that has nothing of it, with the registry behind a wire on which connections start slowly, as
+TCP's do. The images have one manifest, so they are the same image for the registry, each under a
+name of its own:
 
   unsigned   no policy
   own        signed by `lazuli convert --sign`
   cosign2    signed by cosign with --new-bundle-format=false: a tag beside the image
   cosign3    signed by cosign 3: a bundle that refers to the image
 
-They take turns. `round trips` is the median of what each round's start took longer than that round's unsigned one,
-divided by the round trip. `again` is the same node's second start, with what the first one has kept. Each node has
-started another image from the registry before: it knows then that this registry has no referrers API, for an hour.
+They take turns. `round trips` is the median of what each round's start took longer than that
+round's unsigned one, divided by the round trip. `again` is the same node's second start, with what
+the first one has kept. Each node has started another image from the registry before: it knows then
+that this registry has no referrers API, for an hour.
 """
 
 import argparse

@@ -1,14 +1,16 @@
-"""What the first start of an image costs without a trace: chunks, misses, requests, bytes, seconds.
+"""Measures untraced first starts: chunks, misses, requests, bytes, seconds.
 
-Each image starts with its own command until it is ready, on a node that has nothing of it, with the registry behind a wire. The counts
-are of the daemon and of the registry, and hardly depend on what else the machine does; seconds do.
+Each image starts with its own command until it is ready, on a node that has nothing of it, with the
+registry behind a wire. The counts are of the daemon and of the registry, and hardly depend on what
+else the machine does; seconds do.
 
   guess      what follows from the image alone
   escalate   and what the misses of the start bring
   traced     what an earlier start has read
   next       what an earlier start of another image has read, with `--taught-by`: the next version, another repository
 
-`missed` is how many of the chunks that the start reads were neither here nor on their way, and would not have been asked for.
+`missed` is how many of the chunks that the start reads were neither here nor on their way, and
+would not have been asked for.
 """
 
 import argparse

@@ -1,5 +1,4 @@
-"""What the next version of an image costs: bytes and seconds to push it where the version before is, and to start it
-where that has run.
+"""Measures pushes and starts of an image's next version, in bytes and seconds.
 
 usage: lazuli-bench update [--rounds N] [--contenders NAME,...] [--json FILE] [FROM...]
 
@@ -9,11 +8,12 @@ usage: lazuli-bench update [--rounds N] [--contenders NAME,...] [--json FILE] [F
   nginx     the base was rebuilt with security updates, and everything on top of it
   redis     the same
 
-The version before is in the registry and has run on the node. Both are reached over 20 ms and 1 Gbit/s, as in
-`lazuli-bench hello`. Pushed are the blobs that the version before does not have; pulled is what the registry sent.
+The version before is in the registry and has run on the node. Both are reached over 20 ms and 1
+Gbit/s, as in `lazuli-bench hello`. Pushed are the blobs that the version before does not have;
+pulled is what the registry sent.
 
-Before that, for Lazuli: all of each update, whatever a start reads of it, beside the chunks that are in no file of the version
-before (`lazuli diff`).
+Before that, for Lazuli: all of each update, whatever a start reads of it, beside the chunks that
+are in no file of the version before (`lazuli diff`).
 """
 
 import argparse
@@ -95,7 +95,8 @@ def one(contender, name, directory, work):
 
 
 def whole(name, directory, work):
-    """The bytes of one update that Lazuli pushes and a node that has all of the version before fetches, to have all of it."""
+    """The bytes of one update that Lazuli pushes and a node that has all of the version before
+    fetches, to have all of it."""
     with remote_registry(work / "registry") as server, lazuli(work / "root") as instance:
         before, after = server.reference("app:1"), server.reference("app:2")
         instance("convert", f"oci:{directory / name}:latest", before)

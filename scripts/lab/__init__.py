@@ -1,4 +1,4 @@
-"""What the demo, the benchmarks and the compatibility tests share: processes, scratch, mounts, caches."""
+"""Shared by demos, benchmarks and compatibility tests: processes, scratch, mounts, caches."""
 
 import contextlib
 import os
@@ -28,7 +28,8 @@ class CommandFailed(Exception):
 
 
 def run(*command, **options):
-    """Run a command and return its standard output; what it prints to stderr shows only if it fails."""
+    """Run a command and return its standard output; what it prints to stderr shows only if it
+    fails."""
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, **pipes, **options) as process:
         try:
@@ -96,7 +97,8 @@ def used(processes):
     """Processor seconds that processes have used, with those children that they have waited for."""
     ticks = 0
     for process in processes:
-        # Behind the name, which may have spaces and parentheses: utime, stime, cutime, cstime are fields 14 to 17.
+        # Behind the name, which may have spaces and parentheses: utime, stime, cutime, cstime are
+        # fields 14 to 17.
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -170,8 +172,9 @@ COLUMNS = 100
 def table(header, rows):
     """A Markdown table of at most COLUMNS columns, if its cells allow it.
 
-    All columns but the first are right-aligned. The first of these forms that fits is taken: columns that line up, cells
-    without padding, rows and columns exchanged, and letters for headings, which the text above the table explains.
+    All columns but the first are right-aligned. The first of these forms that fits is taken:
+    columns that line up, cells without padding, rows and columns exchanged, and letters for
+    headings, which the text above the table explains.
     """
     cells = [list(map(str, row)) for row in (header, *rows)]
     exchanged = list(map(list, zip(*cells)))

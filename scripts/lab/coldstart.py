@@ -1,4 +1,4 @@
-"""Starting a container on a node that has nothing of its image, lazily or by pulling all of it first."""
+"""Starts a container on an empty node, lazily or after a pull."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A containerd of our own, asked as Kubernetes asks it."""
+"""A private containerd, with the requests of Kubernetes."""
 
 import contextlib
 import datetime
@@ -80,7 +80,8 @@ PAUSE = "lazuli.example/pause:1"
 
 @dataclass
 class Service:
-    """A snapshotter of a node. What is not containerd's own has a socket, and processes, which may change."""
+    """A snapshotter of a node. What is not containerd's own has a socket, and processes, which may
+    change."""
 
     snapshotter: str
     socket: Path | None = None
@@ -89,8 +90,9 @@ class Service:
 
 @dataclass
 class Start:
-    """One cold start through containerd: seconds from the begin of the pull to its end, until the container was started, and
-    until it was ready; what the registry sent meanwhile, what the node's daemons used, and what they held then."""
+    """One cold start through containerd: seconds from the begin of the pull to its end, until the
+    container was started, and until it was ready; what the registry sent meanwhile, what the node's
+    daemons used, and what they held then."""
 
     pulled: float
     created: float
@@ -113,14 +115,16 @@ class Node:
         return run(cri_program(), self.socket, *verb, env=os.environ | environment)
 
     def remove(self, pod):
-        """Remove a pod, as the kubelet does: again, if containerd was just seeing its container end."""
+        """Remove a pod, as the kubelet does: again, if containerd was just seeing its container
+        end."""
         try:
             self.cri("rm", pod)
         except CommandFailed:
             self.cri("rm", pod)
 
     def start(self, server, reference, ready, argv=()):
-        """Pull an image of a registry and start it in a pod, or `argv` of it, until it is ready (as in lab.workload)."""
+        """Pull an image of a registry and start it in a pod, or `argv` of it, until it is ready (as
+        in lab.workload)."""
         drop_caches()
         before = used(self.daemons())
         with server.counted() as traffic:
@@ -132,7 +136,8 @@ class Node:
         return Start(pulled, created - began, done - began, traffic.requests, traffic.bytes, cpu, rss)
 
     def run(self, reference, ready, argv=()):
-        """Start an image that is here in a pod; returns when the container was started, and when it was ready."""
+        """Start an image that is here in a pod; returns when the container was started, and when it
+        was ready."""
         logs = self.work / "logs"
         logs.mkdir()
         pod = self.cri("start", "pod", reference, *argv, CRI_LOGS=str(logs)).decode().split()[0]
@@ -167,8 +172,8 @@ def cri_program():
 
 @contextlib.contextmanager
 def node(work, contender, **environment):
-    """A node that has nothing of any image but the one of sandboxes, with the snapshotter of a contender (see
-    bench/lazuli_bench/contenders); all of it is gone afterwards."""
+    """A node that has nothing of any image but the one of sandboxes, with the snapshotter of a
+    contender (see bench/lazuli_bench/contenders); all of it is gone afterwards."""
     work.mkdir()
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Dragonfly as it is recommended in dist/dragonfly: a scheduler, seed peers and nodes, each in a network namespace."""
+"""Dragonfly as in dist/dragonfly: scheduler, seed peers and nodes, in network namespaces."""
 
 import contextlib
 import re
@@ -22,7 +22,8 @@ def binaries():
 
 
 def configured(name, directory, **changes):
-    """A file of dist/dragonfly for a daemon that keeps all it has below `directory`; in it lines `KEY: …` are changed."""
+    """A file of dist/dragonfly for a daemon that keeps all it has below `directory`; in it lines
+    `KEY: …` are changed."""
     text = (CONFIG / name).read_text()
     text = re.sub(r"/(?:var/lib|var/log|run)/dragonfly", str(directory), text)
     for key, value in changes.items():
@@ -41,7 +42,8 @@ class Program:
         self.restart()
 
     def restart(self):
-        """Start it, and wait until it listens. Ports may be taken for some seconds after its predecessor's end."""
+        """Start it, and wait until it listens. Ports may be taken for some seconds after its
+        predecessor's end."""
         log = self.directory / "output.log"
         for left in reversed(range(5)):
             try:
@@ -66,7 +68,8 @@ class Daemon(Program):
     address = None
 
     def traffic(self):
-        """Bytes so far by where they came from: BACK_TO_SOURCE, REMOTE_PEER, LOCAL_PEER; and UPLOAD."""
+        """Bytes so far by where they came from: BACK_TO_SOURCE, REMOTE_PEER, LOCAL_PEER; and
+        UPLOAD."""
         with urllib.request.urlopen(f"http://{self.address}:4002/metrics", timeout=5) as metrics:
             text = metrics.read().decode()
         found = {}

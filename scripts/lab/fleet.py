@@ -1,4 +1,4 @@
-"""Many nodes that start one image at the same time, with a registry far away and each other near by."""
+"""Many nodes that start one image at once, far from the registry and near each other."""
 
 import contextlib
 import resource
@@ -52,9 +52,10 @@ def site(directory, milliseconds, megabits):
 
 @contextlib.contextmanager
 def fleet(directory, nodes, p2p, cpus=None, seeds=0, scheduler=None, daemon=None, more="", socket=False, small_disk=False):
-    """So many nodes with a Lazuli each, that has nothing, and so many processors; `p2p`: also a dfdaemon, beside a scheduler and so many seed peers that run nothing. `scheduler` and
-    `daemon` are changes of their configuration, `more` is of Lazuli's, `socket`: it is told of dfdaemon's, `small_disk`: the last
-    dfdaemon has a file system of 1 GiB. Yields Lazulis and daemons."""
+    """So many nodes with a Lazuli each, that has nothing, and so many processors; `p2p`: also a
+    dfdaemon, beside a scheduler and so many seed peers that run nothing. `scheduler` and `daemon`
+    are changes of their configuration, `more` is of Lazuli's, `socket`: it is told of dfdaemon's,
+    `small_disk`: the last dfdaemon has a file system of 1 GiB. Yields Lazulis and daemons."""
     directory.mkdir()
     hosts = directory / f"hosts/{HUB}_{PORT}_"
     hosts.mkdir(parents=True)
@@ -108,7 +109,8 @@ def socket_of(dfdaemon):
 
 
 def start(server, lazulis, daemons, reference, argv, expect, pull=None):
-    """Start an image on all nodes at once; `pull`: a directory to pull and unpack it into as usual."""
+    """Start an image on all nodes at once; `pull`: a directory to pull and unpack it into as
+    usual."""
     ready, failures = [None] * len(lazulis), []
     barrier = threading.Barrier(len(lazulis))
 

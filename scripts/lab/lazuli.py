@@ -52,7 +52,8 @@ class Lazuli:
 
 
 class Node(Lazuli):
-    """A Lazuli with a configuration of its own and a running daemon, which is gone with all that it has after the block."""
+    """A Lazuli with a configuration of its own and a running daemon, which is gone with all that it
+    has after the block."""
 
     def __init__(self, directory, config):
         super().__init__(directory / "root")

@@ -1,4 +1,4 @@
-"""A long and narrow way to a server on this machine."""
+"""A link with delay and limited bandwidth to a server on this machine."""
 
 import contextlib
 import os
@@ -15,8 +15,8 @@ WIRE = Path(os.environ.get("WIRE", Lazuli.BINARY.parent / "wire"))
 
 @contextlib.contextmanager
 def link(address, milliseconds, megabits, slow_start=True, at=None):
-    """A wire to HOST:PORT with this round trip and bandwidth; yields the address of its near end, which is on loopback if it is not
-    to be `at` another."""
+    """A wire to HOST:PORT with this round trip and bandwidth; yields the address of its near end,
+    which is on loopback if it is not to be `at` another."""
     command = [WIRE, address, "--round-trip", milliseconds, "--megabits", megabits]
     command += [] if slow_start else ["--no-slow-start"]
     command += ["--at", at] if at else []

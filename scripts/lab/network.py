@@ -1,4 +1,4 @@
-"""Nodes with network namespaces and addresses of their own, which reach each other and nothing else."""
+"""Nodes as network namespaces, with addresses, that reach only each other."""
 
 import contextlib
 import os
@@ -15,7 +15,8 @@ _OWN = "LAZULI_OWN_NETWORK"
 
 
 def enter():
-    """Go on in a network namespace of our own, which has the bridge that nodes are joined to. It is gone with the processes in it."""
+    """Go on in a network namespace of our own, which has the bridge that nodes are joined to. It is
+    gone with the processes in it."""
     if _OWN not in os.environ:
         os.environ[_OWN] = "1"
         os.execvp("unshare", ["unshare", "--net", *sys.orig_argv])

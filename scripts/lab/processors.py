@@ -1,4 +1,4 @@
-"""A part of the machine's processors for some programs together."""
+"""Limits a group of programs to a share of the machine's processors."""
 
 import contextlib
 import time
@@ -10,11 +10,13 @@ PERIOD = 10_000  # microseconds; the kernel's 100 ms would let a start of a seco
 
 @contextlib.contextmanager
 def processors(name, count):
-    """So many processors, or a part of one. Yields what begins the command line of a program that is to have no more."""
+    """So many processors, or a part of one. Yields what begins the command line of a program that
+    is to have no more."""
     quota = int(count * PERIOD)
     legacy = CGROUPS / "cpu"
     group = (legacy if legacy.is_dir() else CGROUPS) / name
-    # Programs are in a group below it, and so are containers that they start: runc puts them below or beside its own.
+    # Programs are in a group below it, and so are containers that they start: runc puts them below
+    # or beside its own.
     programs = group / "programs"
     programs.mkdir(parents=True)
     try:

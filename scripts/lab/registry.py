@@ -1,4 +1,4 @@
-"""A registry of our own on loopback, and what its access log says was fetched from it."""
+"""A private registry on loopback, and the traffic that its access log shows."""
 
 import contextlib
 import re
@@ -26,8 +26,8 @@ http:
 ACCESS = re.compile(rb'"(?P<method>[A-Z]+) (?P<path>\S+) HTTP/[\d.]+" (?P<status>\d{3}) (?P<bytes>\d+) ')
 
 
-# Blobs come from object storage in front of the registry, as with the big ones; it answers everything else. Only GET: whether a
-# repository has a blob is for the registry to say.
+# Blobs come from object storage in front of the registry, as with the big ones; it answers
+# everything else. Only GET: whether a repository has a blob is for the registry to say.
 STORAGE = """\
 daemon off;
 user root;
@@ -71,7 +71,8 @@ class Traffic:
 
 
 class Registry:
-    """A registry that is running. Counts are its own, so they are the same measure for every client."""
+    """A registry that is running. Counts are its own, so they are the same measure for every
+    client."""
 
     def __init__(self, directory, address):
         self.address, self.log = address, directory / "access.log"
@@ -123,8 +124,9 @@ def registry(directory):
 
 @contextlib.contextmanager
 def remote_registry(directory):
-    """The same as if it were elsewhere: what it stores is in memory, because its disks and caches would be its own, and blobs
-    are served by nginx. docker-registry takes 5 ms of a processor for each, which the node that is measured would lack."""
+    """The same as if it were elsewhere: what it stores is in memory, because its disks and caches
+    would be its own, and blobs are served by nginx. docker-registry takes 5 ms of a processor for
+    each, which the node that is measured would lack."""
     directory.mkdir(parents=True)
     address, registry = free_address(), free_address()
     config = directory / "nginx.conf"

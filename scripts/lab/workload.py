@@ -1,4 +1,4 @@
-"""Containers of the corpus, run until they are ready."""
+"""Runs containers of the corpus until they are ready."""
 
 import contextlib
 import os
@@ -17,7 +17,8 @@ TIMEOUT = 300
 
 
 def ready_when(name):
-    """What says that an image of the corpus is ready: (`exit` or `line`, a text) or (`http`, PORT/PATH)."""
+    """What says that an image of the corpus is ready: (`exit` or `line`, a text) or (`http`,
+    PORT/PATH)."""
     with open(REPOSITORY / "bench/corpus/workloads.toml", "rb") as file:
         workloads = tomllib.load(file)["workload"]
     workload = workloads[name]
@@ -44,7 +45,8 @@ def until_ready(command, ready):
 
 
 def kill_container(process):
-    """Kill what a runc at or below a process has started: the first process of a container may ignore every other signal."""
+    """Kill what a runc at or below a process has started: the first process of a container may
+    ignore every other signal."""
     # It may be over at any time.
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         name = Path(f"/proc/{process}/comm").read_text().strip()

@@ -1,4 +1,4 @@
-"""Images of eStargz and zstd:chunked, made of ordinary ones by the packages that nerdctl, podman and others use."""
+"""Makes eStargz and zstd:chunked images with the packages that nerdctl and podman use."""
 
 import json
 import re

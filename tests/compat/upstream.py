@@ -1,4 +1,4 @@
-"""Upstream's Nydus tools: images made by nydus-image, mounts by nydusd, wrapped the way its converter does."""
+"""Upstream's Nydus tools: nydus-image, nydusd, and its converter's packaging."""
 
 import contextlib
 import gzip
@@ -23,8 +23,8 @@ ANNOTATION = "containerd.io/snapshot/nydus-"
 # with the blob's id as a tag of 64 bytes.
 DEVICE_COUNT, DEVICE_SLOTS, SLOT, TAG = 1024 + 86, 1408, 128, 64
 
-# Bootstrap of RAFS v5: the superblock, at 0, says where the blob table is and how many bytes it has. It has two words for
-# each blob, the id, and a NUL between two blobs.
+# Bootstrap of RAFS v5: the superblock, at 0, says where the blob table is and how many bytes it
+# has. It has two words for each blob, the id, and a NUL between two blobs.
 V5_MAGIC, V5_TABLE, V5_TABLE_SIZE, V5_WORDS = b"SFAR", 48, 64, 8
 
 
@@ -123,7 +123,8 @@ class Nydus:
         return work / "layer.tar"
 
     def inline(self, kind, source, work, flags):
-        """A blob that holds its own bootstrap, named by its digest; return the bootstrap extracted."""
+        """A blob that holds its own bootstrap, named by its digest; return the bootstrap
+        extracted."""
         blob = work / "blob"
         self.create(kind, source, "--blob", blob, "--blob-inline-meta", *flags)
         name = sha256(blob)
@@ -140,7 +141,8 @@ class Nydus:
         return Made(work / "bootstrap", work)
 
     def converted(self, program, source, work, *flags):
-        """The layout that upstream's converter makes of an OCI image: `program` is tests/compat/converter, built."""
+        """The layout that upstream's converter makes of an OCI image: `program` is
+        tests/compat/converter, built."""
         layout = work / "layout"
         work.mkdir(parents=True)
         run(program, "--builder", self.image, *flags, source.directory, layout)

@@ -1,4 +1,4 @@
-"""The ways to bring an image to a node that are compared. A new one is a module here, and a name in `contenders`."""
+"""The contenders: a module and a name in `contenders` for each."""
 
 import os
 import shutil
@@ -32,12 +32,14 @@ class Contender:
         raise NotImplementedError
 
     def publish(self, layout, reference, work):
-        """Push the image of an OCI layout (`DIR:latest` for skopeo) to a registry without TLS, as this contender
-        wants it. The time that it takes is the contender's push. `work` is an empty directory."""
+        """Push the image of an OCI layout (`DIR:latest` for skopeo) to a registry without TLS, as
+        this contender wants it. The time that it takes is the contender's push. `work` is an empty
+        directory."""
         raise NotImplementedError
 
     def service(self, work):
-        """A context with the `Service` of a node that has nothing yet. All of its files are below `work`."""
+        """A context with the `Service` of a node that has nothing yet. All of its files are below
+        `work`."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""containerd's own EROFS snapshotter: layers are downloaded whole, and become images that are mounted."""
+"""containerd's EROFS snapshotter, which downloads layers whole and mounts them."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""Lazuli, by driver, and with images that say what a start reads."""
+"""Lazuli, with each driver, and with traced images."""
 
 import contextlib
 

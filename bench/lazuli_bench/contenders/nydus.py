@@ -18,8 +18,8 @@ from .stargz import directory
 
 SNAPSHOTTER, CONVERTER = "containerd-nydus-grpc", "contender-nydus-convert"
 
-# As upstream's misc/snapshotter/config.toml has it, but for what is the machine's: no cgroup, no ports, no sockets
-# elsewhere. With the clean-up its processes end with it.
+# As upstream's misc/snapshotter/config.toml has it, but for what is the machine's: no cgroup, no
+# ports, no sockets elsewhere. With the clean-up its processes end with it.
 CONFIG = """\
 version = 1
 root = "{work}/nydus"
@@ -45,14 +45,16 @@ log_to_stdout = true
 level = "info"
 """
 
-# nydusd wants a limit of a million open files, and ends where it may not raise it so far; its snapshotter cannot tell it another.
+# nydusd wants a limit of a million open files, and ends where it may not raise it so far; its
+# snapshotter cannot tell it another.
 WRAPPER = """\
 #!/bin/sh
 exec '{nydusd}' "$@" --rlimit-nofile {files}
 """
 FILES = 1_000_000
 
-# Upstream's misc/snapshotter/nydusd-config.fusedev.json, which fetches whole images in the background; the registry has no TLS.
+# Upstream's misc/snapshotter/nydusd-config.fusedev.json, which fetches whole images in the
+# background; the registry has no TLS.
 NYDUSD = {
     "device": {
         "backend": {
@@ -111,7 +113,8 @@ class Nydus(Contender):
 
 
 def upstream(name):
-    """One of upstream's programs: in the directory of LAZULI_NYDUS, where the Makefile builds them, or in PATH."""
+    """One of upstream's programs: in the directory of LAZULI_NYDUS, where the Makefile builds them,
+    or in PATH."""
     places = [os.environ.get("LAZULI_NYDUS"), str(REPOSITORY / "target/nydus/bin"), os.environ["PATH"]]
     return shutil.which(name, path=":".join(filter(None, places)))
 
@@ -126,7 +129,8 @@ def snapshotter_version():
 
 
 def nydusd_version():
-    """What nydusd says of itself, or what cargo has noted of it: one that cargo has built does not know its version."""
+    """What nydusd says of itself, or what cargo has noted of it: one that cargo has built does not
+    know its version."""
     lines = run(upstream("nydusd"), "--version").decode().splitlines()
     said = next((line.split()[-1] for line in lines if "Version:" in line), "unknown")
     notes = Path(upstream("nydusd")).parents[1] / ".crates.toml"

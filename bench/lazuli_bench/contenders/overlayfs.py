@@ -1,4 +1,4 @@
-"""What containerd does by itself: everything is downloaded and unpacked first."""
+"""containerd's default, which downloads and unpacks everything first."""
 
 import contextlib
 

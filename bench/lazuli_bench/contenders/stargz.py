@@ -1,4 +1,4 @@
-"""eStargz images and the stargz snapshotter: files are fetched as they are read, and layers in the background."""
+"""eStargz images and the stargz snapshotter, which fetches layers in the background."""
 
 import contextlib
 

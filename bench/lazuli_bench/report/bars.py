@@ -1,4 +1,4 @@
-"""Pictures of bars and of dots, one row for each contender, with their names at the left."""
+"""Charts of bars and dots, a row for each contender."""
 
 import math
 
@@ -49,8 +49,8 @@ def bars(rows, palette, title, unit, high=None, form=number):
 
 
 def twin_bars_picture(rows, palette, panels, heading, foot):
-    """A picture of its own: columns of bars that share the names. `rows`: (name, label, values); `panels`: (caption, unit,
-    form)."""
+    """A picture of its own: columns of bars that share the names. `rows`: (name, label, values);
+    `panels`: (caption, unit, form)."""
     width, row, size, top, gap = 760, 30, 14, 56 + 20 * len(heading), 20
     height = top + len(rows) * row + 34 + 18 * len(foot)
     x0 = 26 + widest(rows, size)
@@ -66,7 +66,8 @@ def twin_bars_picture(rows, palette, panels, heading, foot):
 
 
 def dots(rows, palette, title, axis, mark):
-    """A dot per image on a logarithmic axis, a bar at the median, and a line at a value to compare with.
+    """A dot per image on a logarithmic axis, a bar at the median, and a line at a value to compare
+    with.
 
     `rows`: [(name, label, [(value, what)], median)].
     """

@@ -1,4 +1,4 @@
-"""Pictures of curves, labelled directly."""
+"""Charts of curves, labelled directly."""
 
 import math
 
@@ -9,7 +9,8 @@ from .words import escape, number
 
 
 def shares(curves, palette, title, axis, domain=None):
-    """Which share is ready by when, one step curve per contender: `curves` is [(name, label, [(seconds, what)])].
+    """Which share is ready by when, one step curve per contender: `curves` is [(name, label,
+    [(seconds, what)])].
 
     Values that are infinite are missing from the curve, which then ends below 100 %.
     """
@@ -26,7 +27,8 @@ def shares_picture(curves, palette, axis, heading, foot):
 
 
 def share_plot(curves, palette, axis, box, domain, room, ticks):
-    """Grid, curves and names, between left, top, right and bottom. `room`: how much there is for the names of the fastest."""
+    """Grid, curves and names, between left, top, right and bottom. `room`: how much there is for
+    the names of the fastest."""
     left, top, right, bottom = box
     finite = [value for _, _, values in curves for value, _ in values if math.isfinite(value)]
     low, high = domain or (min(finite), max(finite))
@@ -88,7 +90,8 @@ def names_beside(drawn, palette, room):
 
 
 def lines(series, palette, title, below, above, height=300, unit="s"):
-    """Lines over numbers, with their names at the right end. `series`: [(name, label, [(x, y)])]."""
+    """Lines over numbers, with their names at the right end. `series`: [(name, label, [(x,
+    y)])]."""
     plot = LinePlot(series, palette, 440, height, unit)
     plot.scale(0, plot.greatest() * 1.06)
     parts = plot.frame(above)
@@ -103,7 +106,8 @@ def lines(series, palette, title, below, above, height=300, unit="s"):
 
 
 def lines_by_name(series, palette, title, above, names):
-    """Lines over things with names, with a logarithmic axis. `series`: [(name, label, [(index of the thing, y)])]."""
+    """Lines over things with names, with a logarithmic axis. `series`: [(name, label, [(index of
+    the thing, y)])]."""
     plot = LinePlot(series, palette, 460, 330 + 14, "s")
     plot.scale(plot.least() / 1.2, plot.greatest() * 1.2, log=True)
     parts = plot.frame(above)

@@ -1,4 +1,4 @@
-"""The figures that are computed of a result of lazuli-bench/hello/1."""
+"""Figures computed from a result of lazuli-bench/hello/1."""
 
 import math
 import statistics
@@ -43,14 +43,16 @@ class Hello:
         return [start[field] for start in self.starts.get((shape, contender, image), [])]
 
     def ready(self, shape, contender, image):
-        """Median seconds of the deployment cycle: infinite when all of its starts failed, None when there is none."""
+        """Median seconds of the deployment cycle: infinite when all of its starts failed, None when
+        there is none."""
         key = shape, contender, image
         if key in self.starts:
             return median(self.values("ready_s", *key))
         return INFINITE if key in self.errors else None
 
     def developed(self, shape, contender, image):
-        """The same with the push before it, where it was measured. After a push that failed there are no starts."""
+        """The same with the push before it, where it was measured. After a push that failed there
+        are no starts."""
         key = shape, contender, image
         if key in self.push_errors:
             return INFINITE
@@ -92,7 +94,8 @@ class Hello:
                 if None not in (theirs, ours) and math.isfinite(theirs) and math.isfinite(ours)]
 
     def wins(self, shape, candidates):
-        """On how many images the best candidate is ready before every contender that is not Lazuli, and of how many."""
+        """On how many images the best candidate is ready before every contender that is not Lazuli,
+        and of how many."""
         won = count = 0
         for image in self.order:
             ours, theirs = ([value for value in (self.ready(shape, name, image) for name in names) if value is not None]
@@ -103,7 +106,8 @@ class Hello:
         return won, count
 
     def bound(self, shape, image):
-        """The least that a start over this network can take; None when no lazy contender starts it."""
+        """The least that a start over this network can take; None when no lazy contender starts
+        it."""
         fetched = [size for name in self.lazy for size in self.values("bytes", shape, name, image)]
         if not fetched:
             return None
@@ -134,7 +138,8 @@ class Hello:
         return max(len(starts) for starts in self.starts.values())
 
     def spreads(self):
-        """(slowest − fastest) ÷ median, of everything that was started more than once, in ascending order."""
+        """(slowest − fastest) ÷ median, of everything that was started more than once, in ascending
+        order."""
         times = [[start["ready_s"] for start in starts] for starts in self.starts.values()]
         return sorted((max(values) - min(values)) / statistics.median(values) for values in times if len(values) > 1)
 

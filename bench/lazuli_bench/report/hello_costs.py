@@ -1,4 +1,4 @@
-"""The sections of lazuli-bench/hello/1 about what starts take, about every image, and about how it was measured."""
+"""Sections of the HelloBench report: costs of starts, single images, and the method."""
 
 import math
 from typing import NamedTuple

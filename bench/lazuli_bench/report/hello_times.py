@@ -1,4 +1,4 @@
-"""The sections of lazuli-bench/hello/1 about how long it takes until containers are ready."""
+"""Sections of the HelloBench report: times until containers are ready."""
 
 import math
 
@@ -73,7 +73,8 @@ def ratio_rows(hello):
 
 
 def ratio_cell(ratios, images):
-    """The median; small: least and greatest, and how many there are when it is not one for each image."""
+    """The median; small: least and greatest, and how many there are when it is not one for each
+    image."""
     if not ratios:
         return "–"
     of = f", {len(ratios)} of {images} images" if len(ratios) < images else ""

@@ -1,4 +1,4 @@
-"""Where the names of curves go: beside them, where nothing else is."""
+"""Places the labels of curves beside them, without overlap."""
 
 from .svg import width_of
 
@@ -53,7 +53,8 @@ class Room:
 
 
 def places(points):
-    """Where a label may be, as anchor on the curve, side, and distance: (x, y), 1 or -1, gap, shift."""
+    """Where a label may be, as anchor on the curve, side, and distance: (x, y), 1 or -1, gap,
+    shift."""
     anchors = [((x1 + x2) / 2, (y1 + y2) / 2) for (x1, y1), (x2, y2) in zip(points, points[1:]) if abs(y2 - y1) > 0.5]
     for anchor in anchors[::max(1, len(anchors) // 22)] or points[:1]:
         for side in (1, -1):
@@ -63,7 +64,8 @@ def places(points):
 
 
 def place(room, name, points, content, size):
-    """Take the label's best place near its curve: cost, x and y of the text, side, anchor. None: there is no room."""
+    """Take the label's best place near its curve: cost, x and y of the text, side, anchor. None:
+    there is no room."""
     wide, high = width_of(content, size, True), size * 1.15
     best, box = None, None
     for (x, y), side, gap, shift in places(points):
@@ -85,7 +87,8 @@ def place(room, name, points, content, size):
 
 
 def place_all(room, named, size):
-    """Places of the labels of [(name, label, points)], by name. Which one is placed first matters, so several orders are tried."""
+    """Places of the labels of [(name, label, points)], by name. Which one is placed first matters,
+    so several orders are tried."""
     def cost(found):
         return sum(spot[0] if spot else 1000 for spot in found.values())
 

@@ -1,11 +1,12 @@
-"""The sections of all results but lazuli-bench/hello/1, one of each."""
+"""Sections of the report for all verbs but `hello`, one for each."""
 
 from .curves import lines
 from .page import Cell, figure, figures, make_section, note, table
 from .palette import BASELINE
 from .words import escape, joined, machine_text, median, megabytes, number, over_rounds, said
 
-# Ratios to native that are published for file systems of this kind, by test: EROFS over fscache, and FUSE.
+# Ratios to native that are published for file systems of this kind, by test: EROFS over fscache,
+# and FUSE.
 READ, METADATA = {"fanotify": "0.85–0.93", "fuse": "0.70"}, {"fanotify": "1.82", "fuse": "0.33"}
 PUBLISHED = {"seq read": READ, "rand read": READ, "find": METADATA, "ls -lR": METADATA,
              "compile": {"fanotify": "1.0", "fuse": "0.78"}}

@@ -1,4 +1,4 @@
-"""What the page is made of, and the page."""
+"""Elements of the page, and the page."""
 
 from typing import NamedTuple
 

@@ -1,19 +1,19 @@
-"""Contenders, and what else has a curve, have the same colour in every picture."""
+"""Colours of contenders and other curves, the same in every figure."""
 
 from typing import NamedTuple
 
 BASELINE = "overlayfs"
 
-# These pull whole images, so they say nothing about the least that a start has to fetch.
+# These pull whole images, so they don't count for the fewest bytes that a start must fetch.
 PULLED_WHOLE = {"overlayfs", "erofs"}
 
-# What a figure is made of, on a light and on a dark ground.
+# Colours of a figure's parts, on light and on dark backgrounds.
 GROUND = {"bg": ("#ffffff", "#0d1117"), "ink": ("#1c2330", "#e3e8ef"),
           "soft": ("#5a6472", "#9aa5b3"), "grid": ("#e3e6eb", "#262d37"),
           "axis": ("#a9b0ba", "#55606e")}
 
-# On a light and on a dark ground, and dashes. Blues are Lazuli's, greys belong to systems that pull whole images, warm
-# tones to the other lazy ones. Neighbours differ in lightness and in dashes too.
+# On a light and on a dark ground, and dashes. Blues are Lazuli's, greys belong to systems that pull
+# whole images, warm tones to the other lazy ones. Neighbours differ in lightness and in dashes too.
 LAZULI = [("#1d3fb8", "#7fa2ff", ""), ("#4580dd", "#5585ea", "6 3"), ("#0b1f5e", "#c2d2ff", "2 3"),
           ("#3f6f9f", "#7fb0d6", "9 3 2 3")]
 WHOLE = [("#565e6b", "#8e98a6", ""), ("#857f73", "#c2bdae", "7 3"), ("#4a4d52", "#a3a7ae", "3 3")]

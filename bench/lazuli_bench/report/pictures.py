@@ -1,4 +1,4 @@
-"""The README's pictures of a result of lazuli-bench/hello/1."""
+"""The README's charts of a result of lazuli-bench/hello/1."""
 
 from .bars import twin_bars_picture
 from .curves import shares_picture

@@ -1,4 +1,4 @@
-"""How the page looks, on light and dark screens and on paper."""
+"""The page's style sheet, for light and dark screens and for paper."""
 
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--ink:#1c2330;--soft:#5a6472;--line:#e3e6eb;--lapis:#1d3fb8;--tint:#f4f6fb;--bad:#9b2c1f}

@@ -1,4 +1,4 @@
-"""What SVG pictures are made of. Every function returns elements as text."""
+"""SVG elements. Every function returns them as text."""
 
 import math
 

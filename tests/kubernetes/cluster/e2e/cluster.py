@@ -1,4 +1,4 @@
-"""The cluster as scenarios see it: kubectl, pods, the kubelet's statistics, and Lazuli on the node."""
+"""The cluster: kubectl, pods, the kubelet's statistics, and Lazuli on the node."""
 
 import contextlib
 import json
@@ -164,7 +164,8 @@ class Cluster:
     # the DaemonSet
 
     def manifest(self, tag="1", **environment):
-        """The DaemonSet of the repository, with our image and values in its container's environment."""
+        """The DaemonSet of the repository, with our image and values in its container's
+        environment."""
         text = (REPOSITORY / "dist/kubernetes/daemonset.yaml").read_text()
         expect("registry.example/lazuli-node:0.1.0" in text, "daemonset.yaml names another image")
         text = text.replace("registry.example/lazuli-node:0.1.0", f"{NODE_IMAGE}:{tag}")

@@ -1,4 +1,4 @@
-"""The lines of docs/kubernetes.md that a reader is told to type."""
+"""The lines of docs/kubernetes.md that a reader types."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The machine that is the cluster's node: a Debian system on a disk of its own, booted in namespaces."""
+"""The node: a Debian system on a disk of its own, booted in namespaces."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Programs, and waiting for what they bring about."""
+"""Runs programs, and waits for conditions."""
 
 import subprocess
 import time
@@ -19,7 +19,8 @@ def run(*command, **options):
 
 
 def wait(seconds, what, condition, step=0.2):
-    """Waits until `condition()` is true, and returns what it returned; `what` names it in the failure.
+    """Waits until `condition()` is true, and returns what it returned; `what` names it in the
+    failure.
 
     A condition that fails is not true yet.
     """

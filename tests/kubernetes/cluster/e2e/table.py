@@ -1,4 +1,4 @@
-"""What the scenarios saw."""
+"""The results of the scenarios."""
 
 import textwrap
 import time

@@ -1,4 +1,4 @@
-"""What is tried, in this order. Each module has its scenarios in a list `SCENARIOS`."""
+"""The scenarios, in order. Each module lists its own in `SCENARIOS`."""
 
 import sys
 from dataclasses import dataclass

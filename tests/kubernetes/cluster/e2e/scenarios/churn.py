@@ -1,4 +1,4 @@
-"""Pods of many images come and go on a node whose cache has room for half of what they need."""
+"""Pods of many images come and go; the cache holds half of their data."""
 
 import contextlib
 import hashlib
@@ -19,12 +19,14 @@ BUDGET = AT_ONCE * BALLAST // 2
 READ = 'while sum=$(md5sum < /ballast) && [ "$sum" = "$0" ]; do sleep 5; done; exit 1'
 # Seconds between a pod and the next one.
 EACH = 4
-# Seconds between deaths of the worker, at most. A new one evicts nothing in use in its first minute.
+# Seconds between deaths of the worker, at most. A new one evicts nothing in use in its first
+# minute.
 DEATH = 180
 
 
 def churn(cluster):
-    """No read fails and none is wrong, the summary always answers, the disk stays within the kubelet's thresholds."""
+    """No read fails and none is wrong, the summary always answers, the disk stays within the
+    kubelet's thresholds."""
     images = []
     for number in range(IMAGES):
         content = os.urandom(BALLAST)

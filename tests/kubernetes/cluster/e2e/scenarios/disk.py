@@ -1,4 +1,4 @@
-"""What the kubelet knows of the disk, and does about it."""
+"""The kubelet's view of the disk, and its evictions."""
 
 import os
 import time
@@ -60,7 +60,8 @@ def ephemeral_storage(cluster):
 
 
 def image_collection(cluster):
-    """A node under disk pressure removes images that no pod uses, and what only they have in the cache."""
+    """A node under disk pressure removes images that no pod uses, and what only they have in the
+    cache."""
     images = [cluster.images.variant("busybox", f"unused{number}", 96 * MIB) for number in range(3)]
     for number, image in enumerate(images):
         name = f"unused{number}"
@@ -69,7 +70,8 @@ def image_collection(cluster):
     cluster.run("used", f"{OPEN}/redis:lazy")
     cluster.delete(*(f"unused{number}" for number in range(3)))
     wait(60, "their containers to be gone", lambda: "unused" not in cluster.node.run("ctr", "-n", "k8s.io", "containers", "ls"))
-    # It spares images that it has seen for the first time just now, but for those that it finds when it starts.
+    # It spares images that it has seen for the first time just now, but for those that it finds
+    # when it starts.
     cluster.node.run("systemctl", "restart", "kubelet")
     wait(60, "the node to be Ready", cluster.node_is_ready)
     time.sleep(5)

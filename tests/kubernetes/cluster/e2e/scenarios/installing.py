@@ -1,4 +1,4 @@
-"""What is tried before there is Lazuli, and from there to the first lazy pod."""
+"""Before Lazuli is installed, and up to the first lazy pod."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What an operator sees of a node: metrics, and the log line of a read that fails."""
+"""An operator's view of a node: metrics, and the log line of a failed read."""
 
 import contextlib
 

@@ -211,7 +211,8 @@ def both_forms(cluster):
 
 
 def mounted_forms(cluster, form):
-    """Which forms of redis-next are mounted; the ordinary one is when it was indexed while it was pulled."""
+    """Which forms of redis-next are mounted; the ordinary one is when it was indexed while it was
+    pulled."""
     mounts = [mount["image"].partition("@") for mount in cluster.status()["mounts"]]
     return {form[digest] for name, _, digest in mounts if name.startswith(f"{OPEN}/redis-next")}
 

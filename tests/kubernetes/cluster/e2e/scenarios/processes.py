@@ -1,4 +1,4 @@
-"""What pods notice when processes of the node end or are replaced."""
+"""Pods while processes of the node end or are replaced."""
 
 import contextlib
 import subprocess
@@ -13,7 +13,8 @@ READER = "while [ ! -e /tmp/stop ]; do find /usr /bin -xdev -type f -exec md5sum
 
 @contextlib.contextmanager
 def reader(cluster, name="reader", image=f"{OPEN}/redis:lazy"):
-    """A pod in which everything is read over and over. At the end no read has failed, and all read the same.
+    """A pod in which everything is read over and over. At the end no read has failed, and all read
+    the same.
 
     Yields a list that gets the number of passes.
     """

@@ -1,4 +1,4 @@
-"""Taking it away."""
+"""Removal of Lazuli."""
 
 from ..images import OPEN
 from ..shell import wait

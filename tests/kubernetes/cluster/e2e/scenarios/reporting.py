@@ -1,4 +1,4 @@
-"""What the DaemonSet's pods tell the API server, and what they may not."""
+"""Reports of the DaemonSet's pods to the API server, and their permissions."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Pods that ask for Lazuli by their RuntimeClass, on a node where others do not use it."""
+"""Pods that choose Lazuli by RuntimeClass, on a node with another default."""
 
 from ..images import OPEN
 from ..shell import wait

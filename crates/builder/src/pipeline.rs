@@ -56,7 +56,7 @@ pub(crate) struct Ingested {
     pub(crate) chunks: Chunks,
 }
 
-/// Reads all layers. If several are damaged, the lowest that was seen to be is reported.
+/// Reads all layers. If several are damaged, reports the lowest layer found damaged.
 pub(crate) fn ingest(
     layers: Vec<Layer>,
     plan: &Plan<'_>,

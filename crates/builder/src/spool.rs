@@ -1,8 +1,7 @@
 //! A layer's compressed chunks, in the order of the layer, whichever thread compressed them.
 //!
-//! A spool is the beginning of the layer's blob already, unless a chunk in it turns out to belong
-//! to a lower layer that was read later; then [`crate::pack`] copies the others. The lowest layer's
-//! always is.
+//! A spool is a prefix of the blob unless one of its chunks belongs to a lower layer that was read
+//! later; then [`crate::pack`] copies the others. The lowest layer's spool always is a prefix.
 
 use std::{
     collections::BTreeMap,

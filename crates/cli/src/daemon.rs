@@ -24,7 +24,7 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// Interval for checking whether the daemon listens.
 const STEP: Duration = Duration::from_millis(5);
 
-/// How long another daemon is left to its beginning or end before this command tries again.
+/// Wait for another daemon to start or exit before retrying.
 const OTHERS: Duration = Duration::from_millis(100);
 
 /// Connects to the daemon, which is started if it does not run.
@@ -88,7 +88,7 @@ fn start(session: &Session) -> Result<Child> {
     command.spawn().context("cannot start the daemon")
 }
 
-/// How this program is started with the options that it was started with.
+/// Re-runs this program with its own global options.
 pub(crate) struct Template {
     arguments: Vec<OsString>,
 }

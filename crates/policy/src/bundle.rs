@@ -54,7 +54,7 @@ impl Bundle {
     /// Parses a bundle of at most [`BUNDLE_LIMIT`] bytes.
     ///
     /// # Errors
-    /// It is none, or holds no DSSE envelope.
+    /// The bytes are not a bundle, or it holds no DSSE envelope.
     pub fn parse(raw: &[u8]) -> Result<Self, DocumentError> {
         let document: Document = error::json(DOCUMENT, raw, BUNDLE_LIMIT)?;
         if !document.media_type.starts_with("application/vnd.dev.sigstore.bundle") {

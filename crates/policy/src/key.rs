@@ -58,7 +58,7 @@ impl PublicKey {
     /// Parses a `SubjectPublicKeyInfo`.
     ///
     /// # Errors
-    /// It is none, or of a kind that is not known.
+    /// The text is not a public key, or one of an unknown kind.
     pub fn from_der(der: &[u8]) -> Result<Self, KeyError> {
         for (kind, ways) in KINDS {
             let parsed = ways.iter().map(|way| ParsedPublicKey::new(*way, der));

@@ -64,7 +64,7 @@ impl Payload {
     /// Parses a payload of at most [`PAYLOAD_LIMIT`] bytes.
     ///
     /// # Errors
-    /// It is none, or of a type that is not known.
+    /// The bytes are not a payload, or one of an unknown type.
     pub fn parse(raw: &[u8]) -> Result<Self, DocumentError> {
         let Document { critical, .. } = error::json(DOCUMENT, raw, PAYLOAD_LIMIT)?;
         if critical.kind != TYPE {

@@ -136,7 +136,7 @@ impl Statement {
     /// Parses a statement. Subjects without a SHA-256 digest are dropped: they are no images.
     ///
     /// # Errors
-    /// It is none, or of a type that is not known.
+    /// The bytes are not a statement, or one of an unknown type.
     pub fn parse(raw: &[u8]) -> Result<Self, DocumentError> {
         let document: Document = error::json(DOCUMENT, raw, BUNDLE_LIMIT)?;
         if !TYPES.contains(&document.kind.as_str()) {

@@ -157,8 +157,9 @@ fn advice(error: &redb::Error, path: &Path) -> String {
     }
     let directory = path.parent().unwrap_or(path).display();
     format!(
-        ". Every name of a snapshot was in it: stop containers that use them, delete {directory}, start the daemon again, remove \
-         the images from containerd and pull them again"
+        ". The database held the names of all snapshots: stop containers that use them, delete \
+         {directory}, start the daemon again, remove the images from containerd and pull them \
+         again"
     )
 }
 

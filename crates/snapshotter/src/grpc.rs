@@ -45,9 +45,9 @@ impl Service {
         result.map_err(|error| {
             match &error {
                 SnapshotError::AlreadyExists(_) | SnapshotError::NotFound(_) => {
-                    tracing::debug!(%error, "containerd is told");
+                    tracing::debug!(%error, "request failed");
                 }
-                _ => tracing::warn!(%error, "containerd is told"),
+                _ => tracing::warn!(%error, "request failed"),
             }
             error.into()
         })

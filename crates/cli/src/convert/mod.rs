@@ -302,7 +302,7 @@ fn hot_chunks(built: &Built, trace: &Trace, from: &str, source: &Source) -> Resu
     let hot = Hot::of(trace, &blobs);
     if hot.chunks.is_empty() {
         bail!(
-            "{from} says nothing about {source}: it has {} hot chunks, and none of them is in what \
+            "{from} is not a trace of {source}: it has {} hot chunks, and none of them is in what \
              `lazuli convert` makes of {source} without a trace; record it with that image, or use \
              `lazuli optimize`",
             hot.unknown

@@ -30,20 +30,20 @@ fn daemon(measured: &Measurements) -> Vec<Family> {
     vec![
         Family {
             name: "lazuli_build",
-            help: "The program that serves.",
+            help: "The version of the daemon.",
             kind: Kind::Info,
             unit: None,
             samples: vec![version],
         },
         gauge(
             "lazuli_worker_start_time",
-            "When the worker started, since 1970. Most counters begin anew then.",
+            "Start time of the worker, since 1970. Most counters start again from 0 then.",
             Some(Unit::Seconds),
             vec![plain(Value::Level(started.as_secs_f64()))],
         ),
         counter(
             "lazuli_deaths",
-            "Processes that died and were started again, since the daemon was started.",
+            "Processes that died and were restarted, since the daemon was started.",
             None,
             vec![
                 labelled("process", "worker", keeper.restarts),
@@ -66,22 +66,22 @@ fn starts(measured: &Measurements) -> Vec<Family> {
         value: level(measured.mounts[*driver as usize]),
     });
     vec![
-        gauge("lazuli_mounts", "Images that are mounted.", None, mounts.collect()),
+        gauge("lazuli_mounts", "Mounted images.", None, mounts.collect()),
         counter(
             "lazuli_starts",
-            "Mounts that were made: one for each image of containerd, however many containers run it.",
+            "Mounts: one for each image of containerd, however many containers run it.",
             None,
             each("driver", &Driver::ALL, Driver::name, &counts.starts),
         ),
         counter(
             "lazuli_failed_starts",
-            "Mounts that were not made.",
+            "Failed mounts.",
             None,
             each("cause", &StartFailure::ALL, StartFailure::name, &counts.failed_starts),
         ),
         histogram(
             "lazuli_start_duration",
-            "From the request for a mount until it is there.",
+            "Time from mount request to mounted.",
             &counts.start_times,
         ),
     ]
@@ -92,25 +92,24 @@ fn reads(measured: &Measurements) -> Vec<Family> {
     vec![
         gauge(
             "lazuli_waiting_readers",
-            "Readers that wait for data.",
+            "Readers waiting for data.",
             None,
             vec![plain(level(counts.waiting))],
         ),
         histogram(
             "lazuli_read_wait",
-            "How long readers waited that found data missing, also those that got an error.",
+            "Waits of readers for missing data, including those that got an error.",
             &counts.waits,
         ),
         counter(
             "lazuli_failed_reads",
-            "Questions of the kernel that were answered with an error. For one read of a program it may ask several \
-             times.",
+            "Requests of the kernel answered with an error. One read of a program may cause several.",
             None,
             each("cause", &ReadFailure::ALL, ReadFailure::name, &counts.failed_reads),
         ),
         counter(
             "lazuli_wrong_digests",
-            "Answers, and chunks on the disk, whose bytes were not what their digest says. None reached a reader.",
+            "Answers, and chunks on the disk, that did not match their digest. None reached a reader.",
             None,
             each("source", &Origin::ALL, Origin::name, &counts.wrong),
         ),
@@ -130,17 +129,17 @@ fn servers(measured: &Measurements) -> Vec<Family> {
     vec![
         counter(
             "lazuli_fetched",
-            "Bytes of blobs that arrived, as stored, also of answers that broke off.",
+            "Bytes of blobs fetched, as stored, including interrupted answers.",
             Some(Unit::Bytes),
             bytes.collect(),
         ),
         counter(
             "lazuli_copied",
-            "Bytes that other blobs on this node had, decoded: they were not fetched.",
+            "Decoded bytes copied from other blobs on this node instead of being fetched.",
             Some(Unit::Bytes),
             vec![count(measured.counts.copied)],
         ),
-        counter("lazuli_registry_errors", "Requests that a server failed.", None, errors.collect()),
+        counter("lazuli_registry_errors", "Failed requests to servers.", None, errors.collect()),
     ]
 }
 
@@ -150,13 +149,13 @@ fn cache(measured: &Measurements) -> Vec<Family> {
     vec![
         gauge(
             "lazuli_cache",
-            "Bytes on the disk that blobs and the metadata of images take.",
+            "Bytes of blobs and image metadata on the disk.",
             Some(Unit::Bytes),
             levels(measured.cache.map(|(_, bytes)| bytes)),
         ),
         gauge(
             "lazuli_cache_blobs",
-            "Blobs that have files in the cache.",
+            "Blobs with files in the cache.",
             None,
             levels(measured.cache.map(|(blobs, _)| blobs)),
         ),
@@ -174,19 +173,19 @@ fn cache(measured: &Measurements) -> Vec<Family> {
         ),
         counter(
             "lazuli_evicted",
-            "Bytes that the cache gave up.",
+            "Evicted bytes.",
             Some(Unit::Bytes),
             vec![count(evictions.bytes)],
         ),
         counter(
             "lazuli_evicted_blobs",
-            "Blobs that the cache gave up, and that no image in use had.",
+            "Evicted blobs that no image in use had.",
             None,
             vec![count(evictions.blobs)],
         ),
         counter(
             "lazuli_evicted_chunks",
-            "Chunks of images in use that the cache gave up.",
+            "Evicted chunks of images in use.",
             None,
             vec![count(evictions.chunks)],
         ),
@@ -198,19 +197,19 @@ fn prefetch(measured: &Measurements) -> Vec<Family> {
     vec![
         counter(
             "lazuli_prefetched",
-            "Bytes, as stored, that were asked for ahead of the readers of a start.",
+            "Bytes requested before a start's readers needed them, as stored.",
             Some(Unit::Bytes),
             vec![count(counts.foreseen)],
         ),
         counter(
             "lazuli_prefetched_read",
-            "Of these, the ones that a reader asked for.",
+            "The part of these that a reader asked for.",
             Some(Unit::Bytes),
             vec![count(counts.foreseen_read)],
         ),
         counter(
             "lazuli_prefetched_unseen",
-            "Of these, the ones whose readers could not be seen: their blob was complete before.",
+            "The part of these in blobs that were complete before a reader could be seen.",
             Some(Unit::Bytes),
             vec![count(counts.foreseen_unseen)],
         ),
@@ -223,7 +222,7 @@ fn mirror(measured: &Measurements) -> Vec<Family> {
     vec![
         counter(
             "lazuli_mirror_questions",
-            "Questions of containerd's pulls, by what answered them.",
+            "Requests of containerd's pulls, by where they were answered.",
             None,
             vec![
                 labelled("answer", "memory", mirror.hits),
@@ -233,7 +232,7 @@ fn mirror(measured: &Measurements) -> Vec<Family> {
         ),
         counter(
             "lazuli_mirror_passed",
-            "Bytes of blobs that were passed on to containerd.",
+            "Bytes of blobs passed on to containerd.",
             Some(Unit::Bytes),
             vec![count(mirror.bytes)],
         ),

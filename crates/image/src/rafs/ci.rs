@@ -301,7 +301,7 @@ impl CiEntry {
         let size = size.ok_or_else(|| format!("{self:?} is not within {context:?}"))?;
         let (start, whole) = (context.stored.get(), u64::from(context.stored_size.get()));
         let end = self.stored.0 + u64::from(self.stored_size);
-        // Of a chunk that the bytes before it had brought along no own ones are known.
+        // A chunk decoded entirely from earlier input has no stored bytes of its own.
         let reach = end.checked_sub(start).filter(|reach| (1..=whole).contains(reach));
         self.stored = Stored(start);
         self.stored_size = reach.unwrap_or(whole) as u32;

@@ -299,7 +299,7 @@ fn validate(
                 format!("blob {index}: {} is not SHA-256, or not the first", blob.id).into(),
             );
         }
-        // Of a blob that others made, only the chunks in use may be known.
+        // Foreign blobs may list only the chunks in use.
         if blob.chunks.is_empty() {
             return fail(format!("blob {index} has no chunks").into());
         }

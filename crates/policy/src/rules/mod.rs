@@ -1,4 +1,4 @@
-//! `policy.toml`: what it takes for an image to run, by its name.
+//! `policy.toml`: the evidence that each image name requires.
 //!
 //! ```toml
 //! default = "reject"                       # or "accept", or a table like those below

@@ -66,7 +66,7 @@ impl SignatureManifest {
     /// Parses the manifest under a `.sig` tag.
     ///
     /// # Errors
-    /// It is none.
+    /// The bytes are not a manifest of signatures.
     pub fn parse(raw: &[u8]) -> Result<Self, DocumentError> {
         let mut fields: Map<String, Value> = error::json(DOCUMENT, raw, LIMIT)?;
         let layers = fields.remove("layers");

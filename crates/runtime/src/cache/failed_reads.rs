@@ -1,4 +1,4 @@
-//! Reads that ended with an error, for the log, limited to those with news.
+//! Reports failed reads to the log, rate-limited and deduplicated.
 //!
 //! The reader's control groups are read at once, since the reader may end with the error. Listeners
 //! resolve names, off the read path.

@@ -55,7 +55,7 @@ pub enum ClientError {
     NoWorker(KeeperInfo),
     /// The worker ended while it worked on the request.
     #[error(
-        "the daemon's worker ended while it worked on this, another one goes on: see what is mounted, and try again"
+        "the worker exited during this request and was restarted: check `lazuli status` and retry"
     )]
     Interrupted,
     /// The answer is not a [`Response`].

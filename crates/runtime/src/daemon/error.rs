@@ -27,7 +27,7 @@ pub enum DaemonError {
     Gate(#[from] lazuli_policy::GateError),
     /// No statement or proof of the layers' content exists any more.
     #[error(
-        "{image}: no key that the policy trusts states what is in its layers, and this node has not hashed them; \
+        "{image}: its layers are neither signed by a trusted key nor hashed by this node; \
          remove the image from containerd, and pull it again"
     )]
     NotVouched {

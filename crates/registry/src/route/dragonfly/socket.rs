@@ -5,7 +5,7 @@
 //! place, and reports finished pieces, which are then read from the link. Links need a directory on
 //! the file system of the daemon's storage.
 //!
-//! From `dfdaemon.v2.DfdaemonDownload` of version 2.3 of Dragonfly's API, what is used of it.
+//! The subset of `dfdaemon.v2.DfdaemonDownload` (API 2.3) used here.
 
 use std::{
     collections::HashMap,
@@ -72,7 +72,7 @@ struct DownloadTaskRequest {
     download: Option<Download>,
 }
 
-/// First which pieces there will be, then that they are there, one by one.
+/// Announces all pieces, then each one as it completes.
 #[derive(Clone, PartialEq, prost::Message)]
 struct DownloadTaskResponse {
     #[prost(message, optional, tag = "4")]

@@ -7,10 +7,10 @@
 //!           └─▶ ranking: likeliest files first ─▶ ahead, until what was bought is spent
 //! ```
 //!
-//! A miss costs a round trip, in which the link carries what fills it once. Each one buys twice
-//! that near the misses, and four times when the whole image is in scope: while a start goes on
-//! missing, the link is busy, and soon after misses stop, so does this. What is bought and not read
-//! costs bytes only, up to [`Settings::escalate_bytes`](super::Settings::escalate_bytes) for a
+//! A miss costs one round trip, one bandwidth-delay product of bytes. It buys twice that near the
+//! misses, and four times when the whole image is in scope: while a start keeps missing, the link
+//! is busy, and soon after misses stop, so does escalation. Bytes that are bought and not read cost
+//! only their transfer, up to [`Settings::escalate_bytes`](super::Settings::escalate_bytes) for a
 //! start.
 
 mod files;

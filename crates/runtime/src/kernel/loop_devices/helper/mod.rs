@@ -1,11 +1,10 @@
 //! A process that makes system calls which wait for the worker's own answers.
 //!
-//! To open a blob's file, or to take it from behind a disk, is to ask the worker through the
-//! kernel. A thread of the worker that did so and is killed in mid-wait would wait for an answer
-//! that only the next worker can give, while the next worker cannot begin before all threads of
-//! this one are gone. So another process does these calls. When the worker ends, it ends as soon as
-//! what it waits for is answered. It has a lock for as long as it lives, so that of one state
-//! directory no two helpers carry out orders.
+//! Opening a blob's file, or detaching it, sends the worker a FUSE request. A thread of the worker
+//! that makes the call and is killed meanwhile would wait for an answer that only the next worker
+//! can give, while the next worker cannot begin before all threads of this one have ended. So
+//! another process makes these calls. When the worker ends, it ends as soon as its call is
+//! answered. It holds a lock while it lives, so that a state directory has a single active helper.
 
 mod serve;
 mod wire;

@@ -90,7 +90,7 @@ fn gzip(data: &[u8]) -> Vec<u8> {
         file.extend(block);
     }
     file.extend([1, 0, 0, 0xff, 0xff]);
-    // Nobody looks at checksum and size.
+    // Checksum and size are not checked.
     file.extend([0; 8]);
     file
 }

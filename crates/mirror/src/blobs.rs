@@ -102,7 +102,7 @@ impl Mirror {
         let of = session.clone();
         let on_wrong = move || of.wrong(&digest);
         let problem =
-            match timeout(ANSWER_LIMIT, stream::open(blob, range, &self.room, on_wrong)).await {
+            match timeout(ANSWER_LIMIT, stream::open(blob, range, &self.memory, on_wrong)).await {
                 Ok(Ok(pieces)) => {
                     let counters = self.counters.clone();
                     let pieces = ReceiverStream::new(pieces).map(move |piece| {

@@ -65,7 +65,7 @@ use request_path::{NoTarget, Target};
 use seal::Seal;
 use sessions::Sessions;
 use shared_answers::Answers;
-use stream::Room;
+use stream::Memory;
 
 /// Time without an answer from a registry after which the client gets 503, and asks it directly.
 /// containerd 2.4 would wait 30 s for an answer.
@@ -104,7 +104,7 @@ pub struct Mirror {
     sessions: Sessions,
     answers: Arc<Answers<Question, Answer>>,
     permits: FetchPermits,
-    room: Room,
+    memory: Memory,
     lazy: LazyNames,
     remembered: Remembered,
     pulls: Pulls,
@@ -134,7 +134,7 @@ impl Mirror {
             sessions: Sessions::new(own),
             answers: Answers::new(manifests::ANSWERS),
             permits: FetchPermits::default(),
-            room: Room::default(),
+            memory: Memory::default(),
             lazy,
             remembered: Remembered::new(directory.join("answers"), stale),
             pulls: Pulls::default(),

@@ -53,12 +53,12 @@ impl Mirror {
     /// Answers clients at `listener` until `leaving` ends.
     pub async fn serve(self: Arc<Self>, listener: TcpListener, leaving: impl Future<Output = ()>) {
         let tls = TlsAcceptor::from(self.tls.clone());
-        let room = Arc::new(Semaphore::new(CONNECTIONS));
+        let permits = Arc::new(Semaphore::new(CONNECTIONS));
         let (ending, watching) = watch::channel(());
         tokio::pin!(leaving);
         loop {
             let accepted = async {
-                let permit = room.clone().acquire_owned().await;
+                let permit = permits.clone().acquire_owned().await;
                 (listener.accept().await, permit)
             };
             let (accepted, permit) = tokio::select! {

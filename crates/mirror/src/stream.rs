@@ -34,7 +34,7 @@ const FAR: usize = 6;
 const NEAR: usize = 2;
 
 /// Bytes in memory for all blobs in flight.
-const ROOM: u64 = 64 << 20;
+const MEMORY: u64 = 64 << 20;
 
 /// Bytes per read from a server without range support.
 const CHUNK: u64 = 64 << 10;
@@ -56,30 +56,30 @@ pub(crate) struct Blob {
 
 /// The memory for blobs in flight. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Room(Arc<Semaphore>);
+pub(crate) struct Memory(Arc<Semaphore>);
 
-impl Default for Room {
+impl Default for Memory {
     fn default() -> Self {
-        Room(Arc::new(Semaphore::new(permits(ROOM) as usize)))
+        Memory(Arc::new(Semaphore::new(permits(MEMORY) as usize)))
     }
 }
 
-impl Room {
+impl Memory {
     /// Waits for `bytes` of memory. `None` only if the semaphore is closed, which never happens.
     async fn take(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         self.0.clone().acquire_many_owned(permits(bytes)).await.ok()
     }
 }
 
-/// Room is counted in KiB.
+/// Memory is counted in KiB.
 fn permits(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX)
 }
 
-/// Bytes that give their room back when the last of them is dropped.
+/// Bytes that give their memory back when the last of them is dropped.
 struct BytesWithPermit {
     bytes: Bytes,
-    _room: Option<OwnedSemaphorePermit>,
+    _memory: Option<OwnedSemaphorePermit>,
 }
 
 impl AsRef<[u8]> for BytesWithPermit {
@@ -98,13 +98,13 @@ type Parts = BoxStream<'static, Result<Bytes, RegistryError>>;
 pub(crate) async fn open(
     blob: Blob,
     range: Range<u64>,
-    room: &Room,
+    memory: &Memory,
     on_wrong: impl FnOnce() + Send + 'static,
 ) -> Result<mpsc::Receiver<io::Result<Bytes>>, RegistryError> {
-    let mut parts = in_parts(&blob, range.clone(), room);
+    let mut parts = in_parts(&blob, range.clone(), memory);
     let first = match parts.next().await {
         Some(Err(RegistryError::RangeUnsupported { .. })) => {
-            parts = in_one(&blob, range.clone(), room).await?;
+            parts = in_one(&blob, range.clone(), memory).await?;
             parts.next().await
         }
         first => first,
@@ -159,13 +159,13 @@ async fn deliver(
 }
 
 /// The blob in parts: the first one, then several that are asked for at the same time.
-fn in_parts(blob: &Blob, range: Range<u64>, room: &Room) -> Parts {
-    let (blob, room) = (blob.clone(), room.clone());
+fn in_parts(blob: &Blob, range: Range<u64>, memory: &Memory) -> Parts {
+    let (blob, memory) = (blob.clone(), memory.clone());
     let mut parts = cut(range);
-    let first = parts.next().map(|part| read(blob.clone(), part, room.clone(), Duration::ZERO));
+    let first = parts.next().map(|part| read(blob.clone(), part, memory.clone(), Duration::ZERO));
     let is_near = blob.repository.request_policy().health().is_some_and(|server| server.is_near());
     let rest = stream::iter(parts)
-        .map(move |part| read(blob.clone(), part, room.clone(), GIVE_UP))
+        .map(move |part| read(blob.clone(), part, memory.clone(), GIVE_UP))
         .buffered(if is_near { NEAR } else { FAR });
     stream::iter(first).then(|first| first).chain(rest).boxed()
 }
@@ -185,10 +185,10 @@ fn cut(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 async fn read(
     blob: Blob,
     part: Range<u64>,
-    room: Room,
+    memory: Memory,
     limit: Duration,
 ) -> Result<Bytes, RegistryError> {
-    let held = room.take(part.end - part.start).await;
+    let held = memory.take(part.end - part.start).await;
     let begun = Instant::now();
     let [mut pause, longest] = PAUSES;
     let bytes = loop {
@@ -203,12 +203,12 @@ async fn read(
             Err(error) => return Err(error),
         }
     };
-    Ok(Bytes::from_owner(BytesWithPermit { bytes, _room: held }))
+    Ok(Bytes::from_owner(BytesWithPermit { bytes, _memory: held }))
 }
 
 /// Streams the blob from a server without range support.
-async fn in_one(blob: &Blob, range: Range<u64>, room: &Room) -> Result<Parts, RegistryError> {
-    let held = room.take(2 * CHUNK).await;
+async fn in_one(blob: &Blob, range: Range<u64>, memory: &Memory) -> Result<Parts, RegistryError> {
+    let held = memory.take(2 * CHUNK).await;
     let reader = blob.repository.blob(&blob.digest, blob.size).await?;
     let chunks = ReaderStream::with_capacity(reader, CHUNK as usize);
     let (place, object) = (blob.repository.describe(), format!("blob {}", blob.digest));
@@ -255,15 +255,15 @@ mod tests {
 
     #[tokio::test]
     async fn memory_is_released_with_the_last_byte() {
-        let room = Room::default();
-        let before = room.0.available_permits();
-        let held = room.take(PART).await;
+        let memory = Memory::default();
+        let before = memory.0.available_permits();
+        let held = memory.take(PART).await;
         let bytes =
-            Bytes::from_owner(BytesWithPermit { bytes: Bytes::from_static(b"abc"), _room: held });
+            Bytes::from_owner(BytesWithPermit { bytes: Bytes::from_static(b"abc"), _memory: held });
         let part = bytes.slice(1..2);
         drop(bytes);
-        assert_eq!(room.0.available_permits(), before - 2048);
+        assert_eq!(memory.0.available_permits(), before - 2048);
         drop(part);
-        assert_eq!(room.0.available_permits(), before);
+        assert_eq!(memory.0.available_permits(), before);
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct Fetch<'a> {
     pub(crate) blob: Digest,
     pub(crate) sources: &'a Sources,
     /// Memory for answers.
-    pub(crate) room: &'a Arc<PrioritySemaphore>,
+    pub(crate) memory: &'a Arc<PrioritySemaphore>,
     pub(crate) claim: &'a Claim,
     pub(crate) meter: &'a dyn Meter,
 }
@@ -101,7 +101,7 @@ impl Fetch<'_> {
         let bytes = timeout(HELD, held.bytes()).await.ok()??;
         let place = self.sources.list().into_iter().next()?;
         self.meter.arrived(bytes.len() as u64);
-        let permit = self.room.take(bytes.len() as u64, self.claim).await;
+        let permit = self.memory.take(bytes.len() as u64, self.claim).await;
         Some(Answer { bytes, place, started, _permit: permit })
     }
 
@@ -139,7 +139,7 @@ impl Fetch<'_> {
     ) -> Result<Answer, ReadError> {
         let Wanted { range, part, deadline } = wanted.clone();
         let request =
-            RangeRequest { range, part, deadline, room: self.room, claim: self.claim, meter };
+            RangeRequest { range, part, deadline, memory: self.memory, claim: self.claim, meter };
         race::read(places, &request).await.map_err(|source| ReadError::Source {
             blob: self.blob,
             range: request.range,

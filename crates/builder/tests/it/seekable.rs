@@ -176,7 +176,7 @@ fn layers_are_stacked_as_tars_are() {
 }
 
 #[test]
-fn what_cannot_be_read_in_places_is_refused_by_name() {
+fn unreadable_pieces_are_refused_by_name() {
     let too_large = [file("big", 20 << 20, &piece(100, 0, 777)), later(300, 777, (20 << 20) - 777)];
     for (entries, expected) in [
         (too_large.to_vec(), "`/big`: 20971520 bytes in pieces that do not begin on block borders"),

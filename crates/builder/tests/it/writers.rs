@@ -83,7 +83,7 @@ fn round_trip(root: &Path, command: &[&str]) {
 }
 
 #[test]
-fn gnu_tar() {
+fn tars_of_gnu_tar_are_read() {
     let scratch = tempfile::tempdir().unwrap();
     odd_tree(scratch.path());
     whole_seconds(scratch.path());
@@ -107,7 +107,7 @@ fn gnu_tar() {
 }
 
 #[test]
-fn gnu_tar_with_attributes() {
+fn attributes_in_tars_of_gnu_tar_are_read() {
     if !require(Feature::Program("setfacl")) {
         return;
     }
@@ -127,7 +127,7 @@ fn gnu_tar_with_attributes() {
 }
 
 #[test]
-fn bsd_tar() {
+fn tars_of_bsdtar_are_read() {
     if !require(Feature::Program("bsdtar")) || !require(Feature::Program("setfacl")) {
         return;
     }
@@ -156,7 +156,7 @@ fn bsd_tar() {
 }
 
 #[test]
-fn python() {
+fn tars_of_python_are_read() {
     if !require(Feature::Program("python3")) {
         return;
     }

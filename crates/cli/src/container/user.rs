@@ -116,7 +116,7 @@ mod tests {
     const GROUP: &str = "root:x:0:\nssl:x:103:other,postgres\npostgres:x:102:\n";
 
     #[test]
-    fn spellings() {
+    fn every_form_of_a_user_is_understood() {
         let cases: [(&str, u32, u32, &[u32], &str); 7] = [
             ("", 0, 0, &[], "/root"),
             ("postgres", 101, 102, &[103], "/var/lib/pg"),

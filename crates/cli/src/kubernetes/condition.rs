@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_written_when_it_changes_and_every_five_minutes() {
+    fn the_condition_is_written_when_it_changes_and_every_five_minutes() {
         let condition = Condition::of(&Ok(Vec::new()));
         let first = condition.patch(&Node::default()).unwrap();
         let written = first["status"]["conditions"][0].clone();

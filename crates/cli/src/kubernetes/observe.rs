@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_doctor_lacks_is_an_answer_and_nonsense_is_none() {
+    async fn a_failed_check_is_an_answer_and_nonsense_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let lacking = r#"{"checks": [{"check": "plugin", "verdict": "lacking", "found": "nothing", "fix": "x", "new": 1}]}"#;
         let script = format!("[ $1 = doctor ] || exit 1; echo '{lacking}'; exit 1");

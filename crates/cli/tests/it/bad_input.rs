@@ -31,7 +31,7 @@ fn write_tar(lazuli: &Lazuli, bytes: &[u8]) {
 }
 
 #[test]
-fn tars() {
+fn damaged_tars_are_refused_with_the_place() {
     let lazuli = Lazuli::new();
     let good = tar_of("dir/file", &odd::random(1, 10_000));
 
@@ -62,7 +62,7 @@ fn tars() {
 }
 
 #[test]
-fn bombs() {
+fn a_decompression_bomb_is_refused() {
     let lazuli = Lazuli::new();
     // 2 GiB of zeros in some 100 KiB of zstd.
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
@@ -80,7 +80,7 @@ fn bombs() {
 }
 
 #[test]
-fn layouts() {
+fn damaged_layouts_and_wrong_names_are_refused() {
     let lazuli = Lazuli::new();
     let layer = Layer::new(tar_of("file", &odd::random(1, 10_000)), Compression::Gzip);
     let digest = lazuli_image::Algorithm::Sha256.digest(&layer.stored().unwrap());

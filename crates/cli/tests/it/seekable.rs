@@ -254,7 +254,7 @@ fn images_with_other_layers_are_ordinary() {
 }
 
 #[test]
-fn what_comes_before_the_landmark_is_hot() {
+fn chunks_before_the_landmark_are_hot() {
     if !able("fuse") {
         return;
     }

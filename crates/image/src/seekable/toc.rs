@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_table_is_refused() {
+    fn bytes_that_are_no_table_are_refused() {
         for (toc, problem) in [
             ("", "EOF"),
             ("[]", "table of contents"),

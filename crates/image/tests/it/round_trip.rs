@@ -10,7 +10,7 @@ use proptest::{collection, prelude::*};
 use crate::support::{BlobBuilder, flatten, records, sample, small_chunks};
 
 #[test]
-fn the_sample() {
+fn the_sample_reads_back_as_written() {
     let sample = sample();
     let bootstrap = Bootstrap::open(&sample.bootstrap[..]).unwrap();
     let summary = check(&bootstrap).unwrap();

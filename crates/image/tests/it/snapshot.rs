@@ -5,7 +5,7 @@ use crate::support::small_sample;
 /// The sample image as text. After a wanted change of the format, run the test with
 /// `LAZULI_UPDATE_SNAPSHOTS=1` and review the difference.
 #[test]
-fn the_sample_image() {
+fn the_sample_image_has_not_changed() {
     let text = dump(&Bootstrap::open(small_sample().bootstrap).unwrap());
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/sample.txt");
     if std::env::var_os("LAZULI_UPDATE_SNAPSHOTS").is_some() {

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 /// Nothing here takes longer, on the busiest machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
 
@@ -50,7 +50,7 @@ async fn connect(address: SocketAddr) -> TcpStream {
     loop {
         match TcpStream::connect(address).await {
             Ok(stream) => return stream,
-            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+            Err(error) => assert!(begun.elapsed() < DEADLINE, "{error}"),
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -62,7 +62,7 @@ async fn ask(
 ) -> io::Result<String> {
     stream.write_all(request).await?;
     let mut answer = String::new();
-    tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await??;
+    tokio::time::timeout(DEADLINE, stream.read_to_string(&mut answer)).await??;
     Ok(answer)
 }
 
@@ -115,7 +115,7 @@ async fn clients_that_say_nothing_do_not_keep_a_scrape_out() {
     let answer = ask(connect(address).await, GET).await.unwrap();
     assert!(answer.contains("200 OK"), "{answer}");
     // The oldest had to give way.
-    let ended = tokio::time::timeout(PATIENCE, silent[0].read(&mut [0; 1])).await.unwrap();
+    let ended = tokio::time::timeout(DEADLINE, silent[0].read(&mut [0; 1])).await.unwrap();
     assert!(ended.is_err() || ended.is_ok_and(|bytes| bytes == 0));
 }
 
@@ -125,7 +125,7 @@ async fn a_client_that_sends_byte_by_byte_is_ended() {
     let mut slow = connect(address).await;
     let begun = Instant::now();
     while slow.write_all(b"G").await.is_ok() {
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < DEADLINE);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
@@ -207,7 +207,7 @@ async fn a_unix_socket_works_too() {
     let stream = loop {
         match UnixStream::connect(&path).await {
             Ok(stream) => break stream,
-            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+            Err(error) => assert!(begun.elapsed() < DEADLINE, "{error}"),
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     };

@@ -87,9 +87,9 @@ impl Options {
     /// roots are left to the first server that needs them.
     pub fn warm_up(&self) {
         let (tls, timeouts) = (Arc::default(), self.timeouts);
-        let manner = Protocol { is_loopback: true, is_plain: true, tls, timeouts };
+        let protocol = Protocol { is_loopback: true, is_plain: true, tls, timeouts };
         // Ignored: problems with this machine's TLS are reported when an image is opened, with its
         // name.
-        let _ = self.pool.http(&manner);
+        let _ = self.pool.http(&protocol);
     }
 }

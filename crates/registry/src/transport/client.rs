@@ -63,7 +63,7 @@ pub(crate) struct Client {
     health: Arc<Health>,
     traffic: ServerTraffic,
     pool: ClientPool,
-    manner: Protocol,
+    protocol: Protocol,
     http: reqwest::Client,
     /// Without an idle time-out: the answer to an upload only starts when the body has been sent.
     uploads: OnceLock<reqwest::Client>,
@@ -103,13 +103,13 @@ impl Client {
         let base = server.root.join(&format!("{}/", image.repository()));
         let base = base.map_err(|error| malformed(error.to_string()))?;
         let connect = server.connect.unwrap_or(options.timeouts.connect);
-        let manner = Protocol {
+        let protocol = Protocol {
             is_loopback: image.on(&server.host()).is_loopback(),
             is_plain: base.scheme() == "http",
             tls: server.tls.clone(),
             timeouts: Timeouts { connect, ..options.timeouts },
         };
-        let http = options.pool.http(&manner).map_err(malformed)?;
+        let http = options.pool.http(&protocol).map_err(malformed)?;
         let authorizer = options.keyring.authorizer(upstream, &reference, || {
             let logins = is_registry.then(|| options.keyring.logins().clone());
             Authorizer::new(reference.clone(), options.credential_files.clone(), logins)
@@ -134,7 +134,7 @@ impl Client {
             mirrors,
             server,
             base,
-            manner,
+            protocol,
             http,
             uploads: OnceLock::new(),
             authorizer,
@@ -199,7 +199,7 @@ impl Client {
         }
         let mut url = self.server.root.clone();
         self.name_registry(&mut url);
-        let (http, limit) = (self.http.clone(), self.manner.timeouts.connect);
+        let (http, limit) = (self.http.clone(), self.protocol.timeouts.connect);
         let ping = move |_| {
             let request = http.get(url.clone()).timeout(limit);
             async move {
@@ -273,8 +273,8 @@ impl Client {
             return Ok(client);
         }
         let malformed = |problem| RegistryError::malformed(&self.place, "the address", problem);
-        let builder = self.manner.builder().map_err(malformed)?;
-        let built = builder.timeout(self.manner.timeouts.upload).build();
+        let builder = self.protocol.builder().map_err(malformed)?;
+        let built = builder.timeout(self.protocol.timeouts.upload).build();
         let client = built.map_err(|error| RegistryError::http(&self.place, "an upload", error))?;
         Ok(self.uploads.get_or_init(|| client))
     }

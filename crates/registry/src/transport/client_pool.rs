@@ -59,7 +59,7 @@ struct Servers {
 /// pool, so that trust in one and identities shown to it never apply to another.
 #[derive(Debug)]
 struct SharedClient {
-    manner: Protocol,
+    protocol: Protocol,
     made: Instant,
     http: reqwest::Client,
 }
@@ -85,17 +85,17 @@ impl ClientPool {
     /// Returns the client for requests without a body to servers with this protocol. Images share
     /// its connections and the system's roots that it loaded. The error is a problem with this
     /// machine's TLS.
-    pub(crate) fn http(&self, manner: &Protocol) -> Result<reqwest::Client, String> {
+    pub(crate) fn http(&self, protocol: &Protocol) -> Result<reqwest::Client, String> {
         let clients = &mut self.lock().clients;
         clients.retain(|client| client.made.elapsed() < CLIENT_AGE);
-        if let Some(client) = clients.iter().find(|client| client.manner == *manner) {
+        if let Some(client) = clients.iter().find(|client| client.protocol == *protocol) {
             return Ok(client.http.clone());
         }
-        let builder = manner.builder()?.read_timeout(manner.timeouts.idle);
+        let builder = protocol.builder()?.read_timeout(protocol.timeouts.idle);
         let builder = builder.pool_max_idle_per_host(MOST_IDLE);
         let http = builder.build().map_err(|error| error.to_string())?;
         let made = Instant::now();
-        clients.push(SharedClient { manner: manner.clone(), made, http: http.clone() });
+        clients.push(SharedClient { protocol: protocol.clone(), made, http: http.clone() });
         Ok(http)
     }
 
@@ -175,8 +175,8 @@ mod tests {
     async fn only_servers_with_the_same_settings_share_a_client() {
         let pool = ClientPool::default();
         let clients = || pool.lock().clients.len();
-        let ask = |manner: &Protocol| {
-            pool.http(manner).unwrap();
+        let ask = |protocol: &Protocol| {
+            pool.http(protocol).unwrap();
             clients()
         };
         let usual = Protocol {
@@ -192,10 +192,10 @@ mod tests {
         let connect = Duration::from_secs(1);
         let hasty = Protocol { timeouts: Timeouts { connect, ..usual.timeouts }, ..usual.clone() };
         let all = [usual, local, plain, trusting, hasty];
-        for (position, manner) in all.iter().enumerate() {
-            assert_eq!(ask(manner), position + 1);
+        for (position, protocol) in all.iter().enumerate() {
+            assert_eq!(ask(protocol), position + 1);
         }
-        assert!(all.iter().all(|manner| ask(manner) == all.len()));
+        assert!(all.iter().all(|protocol| ask(protocol) == all.len()));
         tokio::time::advance(CLIENT_AGE).await;
         assert_eq!(ask(&all[0]), 1);
     }

@@ -23,7 +23,7 @@ pub(crate) struct Lease {
     chunk: usize,
     wanted: bool,
     outcome: watch::Sender<Outcome>,
-    flights: InFlight,
+    in_flight: InFlight,
     is_over: bool,
 }
 
@@ -33,14 +33,14 @@ pub(crate) struct Waiter(watch::Receiver<Outcome>);
 
 /// The chunks in flight, locked.
 pub(crate) struct LockedInFlight<'a> {
-    flights: &'a InFlight,
+    in_flight: &'a InFlight,
     map: MutexGuard<'a, HashMap<usize, watch::Receiver<Outcome>>>,
 }
 
 impl InFlight {
     pub(crate) fn lock(&self) -> LockedInFlight<'_> {
         let map = lock(&self.0);
-        LockedInFlight { flights: self, map }
+        LockedInFlight { in_flight: self, map }
     }
 }
 
@@ -67,9 +67,9 @@ impl LockedInFlight<'_> {
     pub(crate) fn start(&mut self, chunk: usize, priority: Priority) -> Lease {
         let (outcome, waiter) = watch::channel(None);
         self.map.insert(chunk, waiter);
-        let flights = InFlight(self.flights.0.clone());
+        let in_flight = InFlight(self.in_flight.0.clone());
         let wanted = priority == Priority::Reader;
-        Lease { chunk, wanted, outcome, flights, is_over: false }
+        Lease { chunk, wanted, outcome, in_flight, is_over: false }
     }
 }
 
@@ -112,7 +112,7 @@ impl Lease {
     /// Leaves the map, once: later the chunk may be in flight again.
     fn leave(&mut self) {
         if !std::mem::replace(&mut self.is_over, true) {
-            self.flights.lock().map.remove(&self.chunk);
+            self.in_flight.lock().map.remove(&self.chunk);
         }
     }
 }
@@ -143,24 +143,24 @@ mod tests {
 
     /// Statements of their own: the lock is held to the end of each, and a lease takes it when it
     /// ends.
-    fn start(flights: &InFlight, chunk: usize, priority: Priority) -> Lease {
-        flights.lock().start(chunk, priority)
+    fn start(in_flight: &InFlight, chunk: usize, priority: Priority) -> Lease {
+        in_flight.lock().start(chunk, priority)
     }
 
-    fn join(flights: &InFlight, chunk: usize) -> Option<Waiter> {
-        flights.lock().join(chunk)
+    fn join(in_flight: &InFlight, chunk: usize) -> Option<Waiter> {
+        in_flight.lock().join(chunk)
     }
 
     #[tokio::test]
     async fn waiters_learn_how_a_fetch_ended() {
-        let flights = InFlight::default();
-        let lease = start(&flights, 7, Priority::Background);
+        let in_flight = InFlight::default();
+        let lease = start(&in_flight, 7, Priority::Background);
         assert!(!lease.is_wanted());
-        let waiters = [join(&flights, 7).unwrap(), join(&flights, 7).unwrap()];
+        let waiters = [join(&in_flight, 7).unwrap(), join(&in_flight, 7).unwrap()];
         assert!(lease.is_wanted());
-        assert!(join(&flights, 8).is_none());
+        assert!(join(&in_flight, 8).is_none());
         lease.finish(Ok(()));
-        assert!(join(&flights, 7).is_none());
+        assert!(join(&in_flight, 7).is_none());
         for waiter in waiters {
             assert!(matches!(waiter.wait().await, Some(Ok(()))));
         }
@@ -168,11 +168,11 @@ mod tests {
 
     #[tokio::test]
     async fn an_abandoned_fetch_can_be_taken_over() {
-        let flights = InFlight::default();
-        let lease = start(&flights, 7, Priority::Reader);
-        let waiter = join(&flights, 7).unwrap();
+        let in_flight = InFlight::default();
+        let lease = start(&in_flight, 7, Priority::Reader);
+        let waiter = join(&in_flight, 7).unwrap();
         drop(lease);
         assert!(waiter.wait().await.is_none());
-        start(&flights, 7, Priority::Reader).finish(Ok(()));
+        start(&in_flight, 7, Priority::Reader).finish(Ok(()));
     }
 }

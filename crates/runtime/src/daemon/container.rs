@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kubelet_does_not_know_keeps_its_numbers() {
+    fn a_container_unknown_to_the_kubelet_keeps_its_ids() {
         let empty = tempfile::tempdir().unwrap();
         let id = "b".repeat(ID);
         let groups = format!("0::/kubepods/pod{POD}/{id}\n");

@@ -55,7 +55,7 @@ pub struct Link {
 #[derive(Default)]
 struct Questions {
     /// Whether a thread listens for answers.
-    heard: bool,
+    has_listener: bool,
     asked: u64,
     answered: u64,
 }
@@ -151,7 +151,7 @@ impl Link {
     pub fn attend(self: &Arc<Self>, programs: Programs) -> io::Result<()> {
         let link = self.clone();
         self.programs.get_or_init(|| programs.clone());
-        self.questions().heard = true;
+        self.questions().has_listener = true;
         let listen = move || link.listen(&programs);
         thread::Builder::new().name("keeper".to_owned()).spawn(listen).map(drop)
     }
@@ -249,7 +249,7 @@ impl Link {
     /// Waits until the keeper has dealt with everything that it was told.
     fn await_keeper(&self) {
         let mut questions = self.questions();
-        if !questions.heard {
+        if !questions.has_listener {
             return;
         }
         questions.asked += 1;

@@ -152,10 +152,10 @@ pub(crate) async fn fetch(
     order: Vec<ChunkAt>,
     early: Option<&Early>,
     pace: &Pace,
-    manner: Purpose<'_>,
+    purpose: Purpose<'_>,
 ) -> Result<(), ReadError> {
     let wanted = blobs.upgrade().map_or(0, |blobs| missing_bytes(&order, &blobs));
-    fetch_by(blobs, order, wanted, early, &mut Gauge::new(pace), manner).await
+    fetch_by(blobs, order, wanted, early, &mut Gauge::new(pace), purpose).await
 }
 
 /// The same, measured by `gauge`, for an order that may be made while it is followed. `wanted` is
@@ -166,7 +166,7 @@ pub(super) async fn fetch_by(
     wanted: u64,
     early: Option<&Early>,
     gauge: &mut Gauge<'_>,
-    manner: Purpose<'_>,
+    purpose: Purpose<'_>,
 ) -> Result<(), ReadError> {
     let pace = gauge.pace;
     let mut order = order.into_iter().peekable();
@@ -177,7 +177,7 @@ pub(super) async fn fetch_by(
     loop {
         let is_last = order.peek().is_none();
         loop {
-            let is_beside = manner.is_beside_readers();
+            let is_beside = purpose.is_beside_readers();
             size = size.min(pace.bytes() / 2);
             let (window, most) = if is_beside { (BESIDE, BESIDE) } else { (size, pace.bytes()) };
             if !is_last && bytes_under_way + window <= most {
@@ -198,7 +198,7 @@ pub(super) async fn fetch_by(
         if is_last {
             return Ok(());
         }
-        match manner {
+        match purpose {
             Purpose::Hint(cache) if !cache.has_room_for_hints(size) => {
                 tracing::info!("less is fetched ahead: the disk is nearly full");
                 return Ok(());
@@ -206,7 +206,7 @@ pub(super) async fn fetch_by(
             Purpose::Hint(_) => {}
             Purpose::Order(cache) => yield_to_readers(cache, LONGEST_DELAY).await,
         }
-        if manner.is_beside_readers() {
+        if purpose.is_beside_readers() {
             size = BESIDE;
         }
         let Some(blobs) = blobs.upgrade() else { return Ok(()) };
@@ -219,7 +219,7 @@ pub(super) async fn fetch_by(
             window
         };
         let held = match early {
-            None if matches!(manner, Purpose::Order(_)) => Ahead::Rest,
+            None if matches!(purpose, Purpose::Order(_)) => Ahead::Rest,
             None => Ahead::Fetch,
             Some(early) if is_first => Ahead::EarlyAndAgain(early),
             Some(early) => Ahead::Early(early),

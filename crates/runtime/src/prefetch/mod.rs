@@ -62,7 +62,7 @@ pub(crate) struct Prefetcher {
     cache: Arc<Cache>,
     pace: Pace,
     escalation: Escalation,
-    early: early::Room,
+    early: early::UncheckedMemory,
     /// Images get their rests piece by piece, one piece at a time.
     turn: Turn,
 }

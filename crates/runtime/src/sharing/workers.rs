@@ -23,7 +23,7 @@ use crate::sync::lock;
 
 /// Stored bytes of answers that are in memory at a time, over all blobs: sixteen of the biggest
 /// requests. Half of a megabyte fills 100 Mbit/s at 40 ms, so this fills any link of a node.
-const ROOM: u64 = 64 << 20;
+const MEMORY: u64 = 64 << 20;
 
 /// Readers of an image without any data for this time wait for a server and not for the link:
 /// nothing needs to yield to them. Well above the time in which registries answer, and below the
@@ -52,7 +52,7 @@ pub(crate) struct Workers {
     polite: Arc<PrioritySemaphore>,
     /// For long work in the background: one blob at a time.
     turn: Semaphore,
-    room: Arc<PrioritySemaphore>,
+    memory: Arc<PrioritySemaphore>,
     /// Readers that wait for data, by the account that is charged.
     readers: Mutex<HashMap<Account, Readers>>,
 }
@@ -95,7 +95,7 @@ impl Workers {
             background: PrioritySemaphore::new(processors),
             polite: PrioritySemaphore::new((processors / 2).max(1)),
             turn: Semaphore::new(1),
-            room: PrioritySemaphore::shared(ROOM),
+            memory: PrioritySemaphore::shared(MEMORY),
             readers: Mutex::default(),
         }
     }
@@ -125,8 +125,8 @@ impl Workers {
     }
 
     /// The memory for answers of sources, in bytes.
-    pub(crate) fn room(&self) -> &Arc<PrioritySemaphore> {
-        &self.room
+    pub(crate) fn memory(&self) -> &Arc<PrioritySemaphore> {
+        &self.memory
     }
 
     pub(crate) fn runtime(&self) -> &Handle {

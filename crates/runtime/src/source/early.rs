@@ -22,9 +22,9 @@ use crate::{request_sizes::LEAST_PART, sync::lock};
 pub(crate) const MOST: u64 = 16 << 20;
 
 /// Maximum bytes of all images, in units of [`STEP`].
-const ROOM: usize = 64;
+const MEMORY: usize = 64;
 
-/// See [`ROOM`].
+/// See [`MEMORY`].
 const STEP: u64 = 1 << 20;
 
 /// A part of a blob, in flight or complete; `None` if it could not be fetched.
@@ -32,11 +32,11 @@ type Part = Shared<BoxFuture<'static, Option<Bytes>>>;
 
 /// Memory for bytes that were not checked yet.
 #[derive(Debug)]
-pub(crate) struct Room(Arc<Semaphore>);
+pub(crate) struct UncheckedMemory(Arc<Semaphore>);
 
-impl Default for Room {
+impl Default for UncheckedMemory {
     fn default() -> Self {
-        Room(Arc::new(Semaphore::new(ROOM)))
+        UncheckedMemory(Arc::new(Semaphore::new(MEMORY)))
     }
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Early(Arc<Mutex<Parts>>);
 #[derive(Default)]
 struct Parts {
     parts: Vec<(Digest, Range<Stored>, Part)>,
-    room: Vec<OwnedSemaphorePermit>,
+    memory: Vec<OwnedSemaphorePermit>,
 }
 
 impl fmt::Debug for Early {
@@ -57,13 +57,13 @@ impl fmt::Debug for Early {
 }
 
 impl Early {
-    /// Asks for `spans` of the layers of an image, as far as they are such and there is room.
+    /// Asks for `spans` of the layers of an image, as far as they are such and there is memory.
     pub(crate) fn ask(
         &self,
         repository: &Arc<dyn Repository>,
         manifest: &Manifest,
         spans: impl Iterator<Item = (Digest, Range<Stored>)>,
-        room: &Room,
+        memory: &UncheckedMemory,
     ) {
         let mut left = MOST;
         let of_layer = |(blob, range): (Digest, Range<Stored>)| {
@@ -78,10 +78,10 @@ impl Early {
         let spans: Vec<_> = spans.filter_map(of_layer).filter(fits).collect();
         let bytes = MOST - left;
         let steps = u32::try_from(bytes.div_ceil(STEP)).unwrap_or(u32::MAX);
-        let Ok(permit) = room.0.clone().try_acquire_many_owned(steps) else { return };
+        let Ok(permit) = memory.0.clone().try_acquire_many_owned(steps) else { return };
         let part = (bytes / CONNECTIONS).max(LEAST_PART);
         let mut all = lock(&self.0);
-        all.room.push(permit);
+        all.memory.push(permit);
         for (layer, span) in spans {
             let (blob, size) = (layer.digest, layer.size);
             let count = (span.end.0 - span.start.0).div_ceil(part);

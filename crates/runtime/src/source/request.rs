@@ -15,7 +15,7 @@ pub(crate) struct RangeRequest<'a> {
     /// Until when it is tried.
     pub(crate) deadline: Instant,
     /// Memory for answers.
-    pub(crate) room: &'a Arc<PrioritySemaphore>,
+    pub(crate) memory: &'a Arc<PrioritySemaphore>,
     /// The image that is charged, and whether a reader waits.
     pub(crate) claim: &'a Claim,
     /// Is told of requests and bytes.

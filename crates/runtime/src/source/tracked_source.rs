@@ -28,7 +28,7 @@ use crate::{
 /// are spread over [`CONNECTIONS`], which are a few more where chunks lie apart.
 const REQUESTS: u64 = 4 * CONNECTIONS;
 
-/// After this time without an answer a request gives its room back until something arrives: places
+/// After this time without an answer a request gives its memory back until something arrives: places
 /// that hang must not hold up those that do not.
 const LEND: Duration = Duration::from_secs(1);
 
@@ -162,7 +162,7 @@ impl TrackedSource {
         request: &RangeRequest<'_>,
         attempt: &AttemptProgress,
     ) -> Result<(Bytes, Permit), SourceError> {
-        let RangeRequest { range, room, claim, meter, .. } = request;
+        let RangeRequest { range, memory, claim, meter, .. } = request;
         let size = range.end.0.saturating_sub(range.start.0);
         let server = self.source.server_health().map(Arc::as_ref);
         let urgency = if claim.is_wanted() { Urgency::Demand } else { Urgency::Prefetch };
@@ -172,7 +172,7 @@ impl TrackedSource {
         let parts: Vec<_> =
             range::parts(range, size.div_ceil(request.part.max(1)), server).collect();
         let _request = self.requests.take(parts.len() as u64, claim).await;
-        let mut permit = Some(room.take(size, claim).await);
+        let mut permit = Some(memory.take(size, claim).await);
         let _ = attempt.sent.set(Instant::now());
         parts.iter().for_each(|_| meter.request());
         let arrived = |bytes: u64| {
@@ -195,11 +195,11 @@ impl TrackedSource {
                 }
             }
         };
-        // While room is waited for, nothing is taken from the connection, and the sender has to
+        // While memory is waited for, nothing is taken from the connection, and the sender has to
         // wait, too.
         let permit = match permit {
             Some(permit) => permit,
-            None => room.take(size, claim).await,
+            None => memory.take(size, claim).await,
         };
         let mut before = attempt.bytes.load(Ordering::Relaxed);
         let bytes = match result {

@@ -72,7 +72,10 @@ fn is_wide(line: &str) -> bool {
 #[test]
 fn wide_lines_are_found() {
     let long = "word ".repeat(21);
-    assert_eq!(wide_prose(&format!("short\n{long}\n| {long} |\n```\n{long}\n```\n{long}")), [2, 3, 7]);
+    assert_eq!(
+        wide_prose(&format!("short\n{long}\n| {long} |\n```\n{long}\n```\n{long}")),
+        [2, 3, 7]
+    );
     assert_eq!(wide_prose(&format!("    {long}\n![{long}](picture.svg)")), [0; 0]);
     assert_eq!(wide_comments(&format!("    // {long}\nlet a = \"{long}\";\n//! {long}")), [1, 3]);
 }

@@ -32,48 +32,48 @@ fn clear(scene: &Scene) {
 }
 
 #[test]
-fn nothing() {
+fn a_read_without_fault_takes_one_request() {
     Case::hidden("none", 1.0, 1).check(|_| {}, clear);
 }
 
 #[test]
-fn reset() {
+fn a_reset_answer_is_requested_again() {
     // The remembered redirect is given up: registry, storage.
     Case::hidden("connection reset in mid-answer", 1.5, 3)
         .check(arm(1, Fault::ResetAfter(70_000)), clear);
 }
 
 #[test]
-fn truncated() {
+fn a_truncated_answer_is_requested_again() {
     Case::hidden("body truncated", 1.5, 3).check(arm(1, Fault::TruncateAfter(70_000)), clear);
 }
 
 #[test]
-fn three_503() {
+fn three_503_are_retried() {
     Case { requests: 7..=7, ..Case::hidden("503, three times", 3.0, 7) }
         .check(arm(3, Fault::Status(503)), clear);
 }
 
 #[test]
-fn too_many_requests() {
+fn retry_after_of_429_is_waited_for() {
     let case = Case::hidden("429 with Retry-After: 2", 3.5, 3);
     Case { after: 2.0..=3.5, ..case }.check(arm(1, Fault::Busy(429, 2)), clear);
 }
 
 #[test]
-fn unavailable_for_a_while() {
+fn retry_after_of_503_is_waited_for() {
     let case = Case::hidden("503 with Retry-After: 2", 3.5, 3);
     Case { after: 2.0..=3.5, ..case }.check(arm(1, Fault::Busy(503, 2)), clear);
 }
 
 #[test]
-fn too_many_requests_for_too_long() {
+fn retry_after_beyond_the_deadline_is_an_error_at_once() {
     let case = Case::noticed("429 with Retry-After: 5, deadline 2 s", 1);
     Case { deadline: 2, recovers: 2.0..=6.5, ..case }.check(arm(1, Fault::Busy(429, 5)), clear);
 }
 
 #[test]
-fn token_expires() {
+fn an_expired_token_is_renewed() {
     // The storage asks for a new redirect, the registry for a new token.
     Case::hidden("401: the token expired", 1.0, 5).check(
         |scene| {
@@ -85,13 +85,13 @@ fn token_expires() {
 }
 
 #[test]
-fn redirect_expires() {
+fn an_expired_redirect_is_renewed() {
     Case::hidden("the redirect expired", 1.0, 3)
         .check(|scene| scene.registry.expire_redirects(), clear);
 }
 
 #[test]
-fn missing() {
+fn a_404_is_a_final_error() {
     // The storage's 404 may mean that the redirect is old; the registry's is believed.
     // The kernel asks up to six times for one read.
     Case { requests: 2..=7, ..Case::noticed("404", 2) }
@@ -99,45 +99,45 @@ fn missing() {
 }
 
 #[test]
-fn ranges_ignored() {
+fn a_200_instead_of_206_is_retried() {
     // The kernel asks again by itself.
     Case::hidden("200 instead of 206, once", 1.0, 3).check(arm(1, Fault::IgnoreRange), clear);
 }
 
 #[test]
-fn ranges_always_ignored() {
+fn a_registry_without_ranges_is_an_error() {
     Case { requests: 1..=12, ..Case::noticed("200 instead of 206, always", 1) }
         .check(arm(ALWAYS, Fault::IgnoreRange), clear);
 }
 
 #[test]
-fn wrong_content_range() {
+fn a_wrong_content_range_is_retried() {
     Case::hidden("wrong Content-Range, once", 1.0, 3)
         .check(arm(1, Fault::WrongContentRange), clear);
 }
 
 #[test]
-fn one_request_hangs() {
+fn a_request_that_hangs_is_repeated() {
     let case = Case::hidden("one request hangs for ever", 6.5, 2);
     Case { after: 4.9..=6.5, ..case }.check(arm(1, Fault::Hang(FOR_EVER)), clear);
 }
 
 #[test]
-fn all_requests_hang() {
+fn hanging_requests_end_at_the_deadline() {
     let case = Case::noticed("every request hangs for ever, deadline 3 s", 1);
     Case { deadline: 3, after: 2.9..=4.0, recovers: 0.0..=1.5, ..case }
         .check(arm(ALWAYS, Fault::Hang(FOR_EVER)), clear);
 }
 
 #[test]
-fn one_answer_drips() {
+fn a_slow_answer_is_requested_again() {
     let case = Case::hidden("one answer drips, 100 bytes/s", 6.5, 2);
     let drip = Fault::Drip(Duration::from_millis(10));
     Case { after: 4.9..=6.5, ..case }.check(arm(1, drip), clear);
 }
 
 #[test]
-fn all_answers_drip() {
+fn slow_answers_end_at_the_deadline() {
     let case = Case::noticed("every answer drips, deadline 3 s", 1);
     let drip = Fault::Drip(Duration::from_millis(10));
     Case { deadline: 3, after: 2.9..=4.0, recovers: 0.0..=1.5, ..case }
@@ -145,12 +145,12 @@ fn all_answers_drip() {
 }
 
 #[test]
-fn wrong_bytes_once() {
+fn wrong_bytes_are_fetched_again() {
     Case::hidden("wrong bytes, once", 1.0, 2).check(arm(1, Fault::WrongBytes), clear);
 }
 
 #[test]
-fn wrong_bytes_always() {
+fn wrong_bytes_from_every_source_are_an_error() {
     Case { requests: 2..=12, ..Case::noticed("wrong bytes, always", 2) }
         .check(arm(ALWAYS, Fault::WrongBytes), clear);
 }
@@ -176,13 +176,13 @@ fn forged(scene: &Scene) -> Vec<u8> {
 }
 
 #[test]
-fn forged_once() {
+fn a_forged_chunk_is_fetched_again() {
     Case::hidden("forged chunk: valid data of other content, once", 1.0, 2)
         .check(|scene| arm(1, Fault::Instead(forged(scene)))(scene), clear);
 }
 
 #[test]
-fn forged_always() {
+fn a_forged_chunk_from_every_source_is_an_error() {
     Case { requests: 2..=12, ..Case::noticed("forged chunk, always", 2) }.check(
         |scene| arm(ALWAYS, Fault::Instead(forged(scene)))(scene),
         |scene| {
@@ -194,22 +194,22 @@ fn forged_always() {
 }
 
 #[test]
-fn gone_and_back() {
+fn a_read_outlasts_an_absent_registry() {
     let case = Case::hidden("registry and storage gone for 4 s", 9.0, 2);
     Case { lasts: Some(4.0), after: 4.0..=9.0, recovers: 0.0..=5.0, requests: 2..=3, ..case }
         .check(|scene| scene.registry.go_away(), |scene| scene.registry.come_back());
 }
 
 #[test]
-fn gone_for_longer_than_the_deadline() {
+fn an_absent_registry_is_an_error_at_the_deadline() {
     let case = Case::noticed("registry and storage gone, deadline 2 s", 0);
     Case { deadline: 2, after: 1.9..=3.0, requests: 0..=1, recovers: 0.0..=1.5, ..case }
         .check(|scene| scene.registry.go_away(), |scene| scene.registry.come_back());
 }
 
-/// Ten minutes, with patience for more.
+/// Ten minutes, with a deadline of fifteen.
 #[test]
-fn gone_for_ten_minutes() {
+fn a_read_outlasts_ten_minutes_without_registry() {
     if !soak() {
         return;
     }
@@ -231,14 +231,14 @@ fn mirrored(fault: &'static str, within: f64, requests: u64) -> Case {
 }
 
 #[test]
-fn mirror_is_gone() {
+fn the_registry_replaces_an_absent_mirror() {
     // The registry has not been asked for data yet: 401, token, redirect, data.
     mirrored("mirror gone, registry well", 1.0, 4)
         .check(|scene| scene.mirrors[0].go_away(), |scene| scene.mirrors[0].come_back());
 }
 
 #[test]
-fn mirror_hangs() {
+fn the_registry_replaces_a_hanging_mirror() {
     let case = mirrored("mirror hangs, registry well", 2.0, 5);
     Case { after: 0.9..=2.0, requests: 5..=7, ..case }.check(
         arm_mirror(Fault::Hang(FOR_EVER)),
@@ -253,38 +253,38 @@ fn mirror_hangs() {
 }
 
 #[test]
-fn mirror_drips() {
+fn the_registry_replaces_a_slow_mirror() {
     let case = mirrored("mirror drips, registry well", 2.0, 5);
     let drip = Fault::Drip(Duration::from_millis(10));
     Case { after: 0.9..=2.0, requests: 5..=7, ..case }.check(arm_mirror(drip), clear);
 }
 
 #[test]
-fn mirror_lies() {
+fn the_registry_replaces_a_mirror_with_wrong_bytes() {
     mirrored("mirror delivers wrong bytes, registry well", 1.0, 5)
         .check(arm_mirror(Fault::WrongBytes), clear);
 }
 
 #[test]
-fn mirror_forges() {
+fn the_registry_replaces_a_mirror_with_a_forged_chunk() {
     mirrored("mirror delivers a forged chunk, registry well", 1.0, 5)
         .check(|scene| arm_mirror(Fault::Instead(forged(scene)))(scene), clear);
 }
 
 #[test]
-fn mirror_lacks_it() {
+fn the_registry_replaces_a_mirror_without_the_blob() {
     mirrored("mirror says 404, registry well", 1.0, 6)
         .check(|scene| scene.mirrors[0].fault("GET", "sha256:", ALWAYS, Fault::Status(404)), clear);
 }
 
 #[test]
-fn mirror_asks_for_time() {
+fn the_registry_replaces_a_throttled_mirror() {
     mirrored("mirror says 429 with Retry-After: 60, registry well", 1.0, 5)
         .check(arm_mirror(Fault::Busy(429, 60)), clear);
 }
 
 #[test]
-fn both_fail_at_first() {
+fn a_read_outlasts_a_reset_by_mirror_and_registry() {
     let case = mirrored("mirror and registry reset the first answer", 2.0, 8);
     Case { requests: 6..=9, ..case }.check(
         |scene| {

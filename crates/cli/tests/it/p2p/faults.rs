@@ -122,52 +122,52 @@ fn row(name: &str, after: f64, next: Option<f64>, directly: u64, again: Option<f
 }
 
 #[test]
-fn gone_at_start() {
+fn a_mount_without_dfdaemon_uses_the_registry() {
     Case::cheap("daemon gone before the mount", Fault::Gone, When::AtStart).check();
 }
 
 #[test]
-fn gone_in_flight() {
+fn a_killed_dfdaemon_is_replaced_in_flight() {
     Case::cheap("daemon killed while it has the request", Fault::Gone, When::InFlight).check();
 }
 
 #[test]
-fn hung_at_start() {
+fn a_mount_with_a_hanging_dfdaemon_uses_the_registry() {
     let case = Case::cheap("daemon hangs before the mount", Fault::Hung, When::AtStart);
     Case { waits: (0.3, 1.5), ..case }.check();
 }
 
 #[test]
-fn hung_in_flight() {
+fn a_hanging_dfdaemon_is_replaced_in_flight() {
     let case = Case::cheap("daemon hangs while it has the request", Fault::Hung, When::InFlight);
     Case { waits: (0.3, 1.5), ..case }.check();
 }
 
 #[test]
-fn a_peer_never_delivers() {
+fn the_registry_replaces_a_peer_that_never_delivers() {
     let case = Case::cheap("daemon waits for a piece that never comes", Fault::Stuck, When::Later);
     Case { waits: (2.9, 4.5), ..case }.check();
 }
 
 #[test]
-fn disk_full() {
+fn the_registry_replaces_a_dfdaemon_with_a_full_disk() {
     Case::cheap("disk of the daemon full", Fault::DiskFull, When::Later).check();
 }
 
 #[test]
-fn wrong_bytes() {
+fn the_registry_replaces_a_dfdaemon_with_wrong_bytes() {
     Case::cheap("daemon delivers wrong bytes", Fault::WrongBytes, When::Later).check();
 }
 
 #[test]
-fn without_scheduler() {
+fn dfdaemon_delivers_without_scheduler() {
     let case = Case::cheap("scheduler gone", Fault::Alone, When::Later);
     Case { is_replaced: false, ..case }.check();
 }
 
 /// Not a fault, but nothing comes through the daemon, and it sees no credentials.
 #[test]
-fn not_trusted_with_a_login() {
+fn dfdaemon_gets_no_credentials() {
     let line = line!();
     if !able("fanotify") {
         return;
@@ -202,7 +202,7 @@ fn not_trusted_with_a_login() {
 /// Neither the daemon nor the registry delivers: a reader has its answer when the operator's
 /// deadline is over.
 #[test]
-fn no_server_delivers() {
+fn a_read_without_any_server_fails_at_the_deadline() {
     if !able("fanotify") {
         return;
     }

@@ -28,7 +28,7 @@ fn all_of_an_image() {
 }
 
 #[test]
-fn what_starts_read() {
+fn preheat_hot_fetches_the_chunks_of_starts() {
     if !able("fanotify") {
         return;
     }

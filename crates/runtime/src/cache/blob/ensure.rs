@@ -59,7 +59,7 @@ impl CachedBlob {
             return Err(ReadError::NoChunk { blob: self.id(), range });
         }
         let wanted = self.layout.chunks_in(&range);
-        self.hear(wanted.clone());
+        self.note_request(wanted.clone());
         if self.residency.all_ready(wanted.clone()) {
             self.counters.hits.fetch_add(1, Ordering::Relaxed);
             return Ok(());
@@ -89,19 +89,19 @@ impl CachedBlob {
     /// for at least [`Settings::grace`](super::super::Settings::grace).
     pub fn is_ready(&self, range: &Range<Decoded>) -> bool {
         let chunks = self.layout.chunks_in(range);
-        self.hear(chunks.clone());
+        self.note_request(chunks.clone());
         range.end.0 <= self.layout.file_size() && self.residency.all_ready(chunks)
     }
 
     /// Records a driver's request. Call it before testing readiness, see
     /// [`Asked::note`](super::residency::Asked::note).
-    fn hear(&self, chunks: Range<usize>) {
+    fn note_request(&self, chunks: Range<usize>) {
         self.residency.asked().note(chunks.clone());
         self.listeners.tell(&chunks);
-        self.foresight.heard(chunks, |at| self.stored_bytes(at));
+        self.foresight.note_request(chunks, |at| self.stored_bytes(at));
     }
 
-    /// Waits until nothing of `wanted` is in flight any more; flights may have been abandoned.
+    /// Waits until nothing of `wanted` is in flight any more; fetches may have been abandoned.
     pub(super) async fn join_or_start(
         self: &Arc<Self>,
         wanted: Range<usize>,

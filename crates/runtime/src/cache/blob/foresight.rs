@@ -28,7 +28,7 @@ impl Foresight {
     }
 
     /// Records that a reader asks for chunks; `size` gives their stored bytes.
-    pub(super) fn heard(&self, chunks: Range<usize>, size: impl Fn(usize) -> u64) {
+    pub(super) fn note_request(&self, chunks: Range<usize>, size: impl Fn(usize) -> u64) {
         if self.unread.is_empty() {
             return;
         }
@@ -69,11 +69,11 @@ mod tests {
         for at in [1, 2, 2, 70, 99] {
             foresight.expect(at, size(at));
         }
-        foresight.heard(2..71, size);
-        foresight.heard(2..71, size);
+        foresight.note_request(2..71, size);
+        foresight.note_request(2..71, size);
         foresight.gone(1);
         foresight.ends(size);
-        foresight.heard(0..100, size);
+        foresight.note_request(0..100, size);
         let counts = metrics.counts();
         let seen = (counts.foreseen, counts.foreseen_read, counts.foreseen_unseen);
         assert_eq!(seen, (172, 72, 99));

@@ -198,8 +198,8 @@ impl CachedBlob {
 
     /// How to get the blob's stored bytes on this claim.
     fn fetch<'a>(&'a self, claim: &'a Claim) -> Fetch<'a> {
-        let (sources, room) = (&self.sources, self.workers.room());
-        Fetch { blob: self.id(), sources, room, claim, meter: self }
+        let (sources, memory) = (&self.sources, self.workers.memory());
+        Fetch { blob: self.id(), sources, memory, claim, meter: self }
     }
 
     /// Returns whether a reader waits for data of the images that have the blob.

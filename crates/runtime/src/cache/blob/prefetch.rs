@@ -90,7 +90,7 @@ impl CachedBlob {
         copies.chain(transfers.into_iter().map(spawn)).collect()
     }
 
-    /// The same as [`CachedBlob::ensure`] for a caller that is no reader: listeners do not hear of
+    /// The same as [`CachedBlob::ensure`] for a caller that is no reader: listeners are not told of
     /// it, readers go before it, and a full disk is not waited for.
     pub(crate) async fn prefetch_range(
         self: &Arc<Self>,

@@ -27,7 +27,7 @@ use crate::{sharing::workers::Priority, sync::lock};
 pub(super) struct Residency {
     ready: ReadyMap,
     suspect: ReadyMap,
-    flights: InFlight,
+    in_flight: InFlight,
     asked: Asked,
     /// Chunks that were found wrong and not reported yet.
     wrong: Mutex<BTreeSet<usize>>,
@@ -38,7 +38,7 @@ pub(super) struct Residency {
 /// The fetches of a blob, locked: a missing chunk stays missing until a fetch is started here.
 pub(super) struct LockedResidency<'a> {
     residency: &'a Residency,
-    flights: LockedInFlight<'a>,
+    in_flight: LockedInFlight<'a>,
 }
 
 impl Residency {
@@ -51,7 +51,7 @@ impl Residency {
         Residency {
             ready,
             suspect,
-            flights: InFlight::default(),
+            in_flight: InFlight::default(),
             asked: Asked::new(clock, chunks),
             wrong: Mutex::default(),
             checking: AtomicBool::new(false),
@@ -91,21 +91,21 @@ impl Residency {
 
     /// Returns whether a chunk is in flight.
     pub(super) fn is_in_flight(&self, at: usize) -> bool {
-        self.flights.lock().has(at)
+        self.in_flight.lock().has(at)
     }
 
     /// Returns whether any of these chunks is in flight.
     pub(super) fn any_in_flight(&self, chunks: Range<usize>) -> bool {
-        self.flights.lock().has_any(chunks)
+        self.in_flight.lock().has_any(chunks)
     }
 
     #[cfg(test)]
     pub(in crate::cache) fn is_idle(&self) -> bool {
-        self.flights.lock().is_empty()
+        self.in_flight.lock().is_empty()
     }
 
     pub(in crate::cache) fn lock(&self) -> LockedResidency<'_> {
-        LockedResidency { residency: self, flights: self.flights.lock() }
+        LockedResidency { residency: self, in_flight: self.in_flight.lock() }
     }
 
     /// Every chunk in the file as far as this process knows, as words of a [`ReadyMap`].
@@ -189,22 +189,22 @@ impl LockedResidency<'_> {
     /// Returns whether a chunk is neither in the file nor in flight.
     pub(super) fn is_missing(&self, at: usize) -> bool {
         // See the module for the order.
-        !self.flights.has(at) && !self.residency.has(at)
+        !self.in_flight.has(at) && !self.residency.has(at)
     }
 
     /// Returns whether a chunk must be checked and no task is doing so.
     pub(super) fn needs_check(&self, at: usize) -> bool {
-        !self.flights.has(at) && self.residency.is_suspect(at) && !self.residency.is_ready(at)
+        !self.in_flight.has(at) && self.residency.is_suspect(at) && !self.residency.is_ready(at)
     }
 
     /// Starts the fetch, copy or check of a chunk that is not in flight.
     pub(super) fn start(&mut self, at: usize, priority: Priority) -> Lease {
-        self.flights.start(at, priority)
+        self.in_flight.start(at, priority)
     }
 
     /// Joins the fetch of a chunk, if it is in flight.
     pub(super) fn join(&self, at: usize) -> Option<Waiter> {
-        self.flights.join(at)
+        self.in_flight.join(at)
     }
 
     /// Makes a chunk missing that is in the file, unless a reader has asked for it lately according
@@ -213,10 +213,10 @@ impl LockedResidency<'_> {
     pub(super) fn withdraw(&mut self, at: usize, is_old: impl Fn() -> bool) -> Option<Withdrawn> {
         let residency = self.residency;
         let (was_ready, was_suspect) = (residency.ready.is_ready(at), residency.is_suspect(at));
-        if self.flights.has(at) || !(was_ready || was_suspect) {
+        if self.in_flight.has(at) || !(was_ready || was_suspect) {
             return None;
         }
-        let lease = self.flights.start(at, Priority::Background);
+        let lease = self.in_flight.start(at, Priority::Background);
         residency.ready.clear(at);
         // See `Asked::note`.
         fence(Ordering::SeqCst);

@@ -48,7 +48,7 @@ pub(crate) struct Answer {
     pub(crate) place: Arc<TrackedSource>,
     /// When they were asked for.
     pub(crate) started: Instant,
-    /// The room that they take.
+    /// The memory that they take.
     pub(crate) _permit: Permit,
 }
 

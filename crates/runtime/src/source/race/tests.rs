@@ -71,7 +71,7 @@ impl Scene {
             range: Stored(5)..Stored(100_000),
             part: u64::MAX,
             deadline: Instant::now() + deadline,
-            room: &PrioritySemaphore::new(1 << 20),
+            memory: &PrioritySemaphore::new(1 << 20),
             claim: &Claim::new(IMAGE, || true),
             meter: self,
         };
@@ -252,10 +252,10 @@ async fn a_mirror_that_comes_back_is_preferred_again() {
     assert_eq!(scene.asked(), [before[0] + 2, before[1]]);
 }
 
-/// Two blobs at one registry: one place hangs in the first, and eats all room if it can.
+/// Two blobs at one registry: one place hangs in the first, and eats all memory if it can.
 #[tokio::test(start_paused = true)]
 async fn hanging_request_lends_its_memory() {
-    let room = PrioritySemaphore::new(100_000);
+    let memory = PrioritySemaphore::new(100_000);
     let hangs = Scene::new([always(Fault::Hang)]);
     let works = Scene::new([vec![]]);
     let order = Mutex::new(Vec::new());
@@ -267,7 +267,7 @@ async fn hanging_request_lends_its_memory() {
             range,
             part: u64::MAX,
             deadline,
-            room: &room,
+            memory: &memory,
             claim: &claim,
             meter: scene,
         };
@@ -284,10 +284,10 @@ async fn hanging_request_lends_its_memory() {
     assert_eq!(*order.lock().unwrap(), [("works", true), ("hangs", false)]);
 }
 
-/// Many reads at once, each of which takes half a second, of places that share `room` bytes.
-async fn crowd(room: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'static str>) {
+/// Many reads at once, each of which takes half a second, of places that share `memory` bytes.
+async fn crowd(memory: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'static str>) {
     let scene = Scene::new([always(Fault::Slow(Duration::from_millis(500))), vec![]]);
-    let room = PrioritySemaphore::new(room);
+    let memory = PrioritySemaphore::new(memory);
     let order = Mutex::new(Vec::new());
     let started = Instant::now();
     let reads = readers.iter().map(async |(name, wanted)| {
@@ -298,7 +298,7 @@ async fn crowd(room: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'
             range,
             part: u64::MAX,
             deadline,
-            room: &room,
+            memory: &memory,
             claim: &claim,
             meter: &scene,
         };
@@ -316,10 +316,10 @@ async fn memory_and_requests_are_bounded() {
     let readers = [("reader", true); 128];
     let half = Duration::from_millis(500);
     assert_eq!(crowd(1 << 30, &readers).await.0, half * 2, "64 requests of one place");
-    assert_eq!(crowd(400_000, &readers).await.0, half * 32, "room for four");
+    assert_eq!(crowd(400_000, &readers).await.0, half * 32, "memory for four");
     let prefetches = [("prefetch", false); 128];
     assert_eq!(crowd(1 << 30, &prefetches).await.0, half * 4, "half of the requests");
-    assert_eq!(crowd(400_000, &prefetches).await.0, half * 64, "half of the room");
+    assert_eq!(crowd(400_000, &prefetches).await.0, half * 64, "half of the memory");
 }
 
 #[tokio::test(start_paused = true)]
@@ -333,7 +333,7 @@ async fn separate_parts_are_read_concurrently() {
             range: Stored(5)..Stored(100_005),
             part,
             deadline: Instant::now() + DEADLINE,
-            room: &PrioritySemaphore::new(1 << 20),
+            memory: &PrioritySemaphore::new(1 << 20),
             claim: &Claim::new(IMAGE, || false),
             meter: &scene,
         };

@@ -120,7 +120,7 @@ def secret_rotated(cluster):
             refused(cluster, "third")
             read(cluster, "first", 8)
             failed = cluster.exec("first", "sh", "-c", f"{READ.format(40)} 2>&1 || true")
-            expect("Input/output error" in failed, f"what nobody may fetch is read: {failed}")
+            expect("Input/output error" in failed, f"bytes that no login may fetch were read: {failed}")
         finally:
             passwords.write_text(before)
     return ("rotated: the old one is refused, and pods that run read on with the new one; withdrawn: new pods are refused, "

@@ -44,8 +44,8 @@ impl Question {
     }
 
     /// The same question, where a client resolved the name.
-    pub fn by_client(self, by_client: bool) -> Self {
-        Question { by_client, ..self }
+    pub fn by_client(self) -> Self {
+        Question { by_client: true, ..self }
     }
 
     /// Returns whether the name may stand for an unknown index that lists the manifest.

@@ -123,6 +123,22 @@ impl<F: Future> Attempts<F> {
         self.all.iter().copied().enumerate().filter(|(_, attempt)| !attempt.is_over)
     }
 
+    /// The attempts that `winner` overtook: those at other servers that are running for at least the
+    /// server's `limit`, by their `age`. They count as failed, so that these servers are not asked
+    /// first any more.
+    pub fn overtaken(
+        &self,
+        winner: usize,
+        limit: impl Fn(usize) -> Duration,
+        age: impl Fn(usize, Attempt) -> Option<Duration>,
+    ) -> impl Iterator<Item = (usize, Attempt)> {
+        let at_others =
+            self.under_way().filter(move |(_, other)| other.server != self.all[winner].server);
+        at_others.filter(move |(number, other)| {
+            age(*number, *other).is_some_and(|age| age >= limit(other.server))
+        })
+    }
+
     /// Returns whether no attempt is running.
     pub fn is_idle(&self) -> bool {
         self.under_way().next().is_none()

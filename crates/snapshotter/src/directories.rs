@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use crate::{SnapshotError, store::Kind};
+use crate::{SnapshotError, error::At as _, store::Kind};
 
 type Result<T> = std::result::Result<T, SnapshotError>;
 
@@ -38,10 +38,6 @@ pub(crate) enum Owner {
     Ids(u32, u32),
 }
 
-pub(crate) fn at<T>(path: &Path, result: io::Result<T>) -> Result<T> {
-    result.map_err(|source| SnapshotError::Io { path: path.to_owned(), source })
-}
-
 /// Returns whether an operation failed because the container removed its files meanwhile.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
@@ -52,9 +48,9 @@ impl Directories {
     pub(crate) fn open(state: &Path) -> Result<Self> {
         for name in ["snapshots/trash", "lazy"] {
             let path = state.join(name);
-            at(&path, DirBuilder::new().recursive(true).mode(0o700).create(&path))?;
+            DirBuilder::new().recursive(true).mode(0o700).create(&path).at(&path)?;
         }
-        let state = at(state, state.canonicalize())?;
+        let state = state.canonicalize().at(state)?;
         let (root, lazy) = (state.join("snapshots"), state.join("lazy"));
         let special = [':', ',', '\\', '"'];
         if root.to_str().is_none_or(|root| root.contains(special)) {
@@ -107,9 +103,9 @@ impl Directories {
     /// Makes the directory in which the image of a snapshot is to be mounted.
     pub(crate) fn make_image(&self, number: u64) -> Result<()> {
         let directory = self.image(number);
-        at(&directory, DirBuilder::new().mode(0o700).create(&directory))?;
+        DirBuilder::new().mode(0o700).create(&directory).at(&directory)?;
         let fs = directory.join("fs");
-        at(&fs, fs::create_dir(&fs))
+        fs::create_dir(&fs).at(&fs)
     }
 
     /// Makes the directory of a snapshot.
@@ -119,27 +115,27 @@ impl Directories {
             // Of a transaction that failed, or that a crash cut short.
             self.throw_away(number)?;
         }
-        at(&directory, DirBuilder::new().mode(0o700).create(&directory))?;
+        DirBuilder::new().mode(0o700).create(&directory).at(&directory)?;
         let fs = self.own(number);
-        at(&fs, fs::create_dir(&fs))?;
+        fs::create_dir(&fs).at(&fs)?;
         // Independent of the umask.
-        at(&fs, fs::set_permissions(&fs, Permissions::from_mode(0o755)))?;
+        fs::set_permissions(&fs, Permissions::from_mode(0o755)).at(&fs)?;
         let ids = match owner {
             Owner::Us => None,
             Owner::Ids(uid, gid) => Some((uid, gid)),
             Owner::Of(parent) => {
                 let parent = self.fs(parent);
-                let metadata = at(&parent, fs::metadata(&parent))?;
+                let metadata = fs::metadata(&parent).at(&parent)?;
                 Some((metadata.uid(), metadata.gid())).filter(|ids| *ids != (0, 0))
             }
         };
         if let Some((uid, gid)) = ids {
-            at(&fs, chown(&fs, Some(uid), Some(gid)))?;
+            chown(&fs, Some(uid), Some(gid)).at(&fs)?;
         }
         if kind == Kind::Active {
             let work = self.work(number);
-            at(&work, fs::create_dir(&work))?;
-            at(&work, fs::set_permissions(&work, Permissions::from_mode(0o711)))?;
+            fs::create_dir(&work).at(&work)?;
+            fs::set_permissions(&work, Permissions::from_mode(0o711)).at(&work)?;
         }
         Ok(())
     }
@@ -150,7 +146,7 @@ impl Directories {
         for path in [self.image(number), self.root.join(number.to_string())] {
             match fs::rename(&path, self.new_in_trash(number)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                result => at(&path, result)?,
+                result => result.at(&path)?,
             }
         }
         Ok(())
@@ -173,8 +169,8 @@ impl Directories {
     pub(crate) fn strays(&self, known: &HashSet<u64>) -> Result<Vec<u64>> {
         let mut strays = BTreeSet::new();
         for directory in [&self.root, &self.lazy] {
-            for entry in at(directory, fs::read_dir(directory))? {
-                let name = at(directory, entry)?.file_name();
+            for entry in fs::read_dir(directory).at(directory)? {
+                let name = entry.at(directory)?.file_name();
                 let number = name.to_str().and_then(|name| name.parse().ok());
                 strays.extend(number.filter(|number| !known.contains(number)));
             }
@@ -186,8 +182,8 @@ impl Directories {
     pub(crate) fn thrown_away(&self) -> Result<BTreeMap<u64, Vec<PathBuf>>> {
         let trash = self.trash();
         let mut all = BTreeMap::<u64, Vec<_>>::new();
-        for entry in at(&trash, fs::read_dir(&trash))? {
-            let path = at(&trash, entry)?.path();
+        for entry in fs::read_dir(&trash).at(&trash)? {
+            let path = entry.at(&trash)?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let number = name.split('-').next().and_then(|number| number.parse().ok());
             // Files of other programs in the trash are deleted too.
@@ -203,23 +199,23 @@ impl Directories {
         while let Some(path) = paths.pop() {
             let entries = match fs::read_dir(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
-                    at(&path, fs::remove_file(&path))?;
+                    fs::remove_file(&path).at(&path)?;
                     continue;
                 }
-                entries => at(&path, entries)?,
+                entries => entries.at(&path)?,
             };
             for entry in entries {
-                let entry = at(&path, entry)?;
+                let entry = entry.at(&path)?;
                 let inner = entry.path();
-                if !at(&inner, entry.file_type())?.is_dir() {
-                    at(&inner, fs::remove_file(&inner))?;
+                if !entry.file_type().at(&inner)?.is_dir() {
+                    fs::remove_file(&inner).at(&inner)?;
                 } else if fs::remove_dir(&inner).is_err() {
                     let moved = self.new_in_trash(number);
-                    at(&inner, fs::rename(&inner, &moved))?;
+                    fs::rename(&inner, &moved).at(&inner)?;
                     paths.push(moved);
                 }
             }
-            at(&path, fs::remove_dir(&path))?;
+            fs::remove_dir(&path).at(&path)?;
         }
         Ok(())
     }

@@ -142,6 +142,20 @@ impl<E: Into<redb::Error>> From<E> for SnapshotError {
     }
 }
 
+/// Adds a path to errors of the operating system.
+pub(crate) trait At<T> {
+    fn at(self, path: impl AsRef<Path>) -> Result<T, SnapshotError>;
+}
+
+impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
+    fn at(self, path: impl AsRef<Path>) -> Result<T, SnapshotError> {
+        self.map_err(|error| SnapshotError::Io {
+            path: path.as_ref().to_owned(),
+            source: error.into(),
+        })
+    }
+}
+
 /// Advice for a file that is no valid database.
 fn advice(error: &redb::Error, path: &Path) -> String {
     let damaged = match error {

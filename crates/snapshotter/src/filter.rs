@@ -84,7 +84,8 @@ impl Filter {
                 None | Some(',') => Test::Present,
                 Some(_) => {
                     let operator: String = rest.by_ref().take(2).collect();
-                    let value = value(&mut rest, operator == "~=").map_err(invalid)?;
+                    let kind = if operator == "~=" { Operand::Pattern } else { Operand::Text };
+                    let value = value(&mut rest, kind).map_err(invalid)?;
                     match operator.as_str() {
                         "==" => Test::Equal(value),
                         "!=" => Test::NotEqual(value),
@@ -118,11 +119,19 @@ fn word(input: &mut Input<'_>) -> Result<String, &'static str> {
     if word.is_empty() { Err("expected the name of a field") } else { Ok(word) }
 }
 
-fn value(input: &mut Input<'_>, pattern: bool) -> Result<String, &'static str> {
+/// The kind of value that an operator takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Operand {
+    Text,
+    /// A regular expression.
+    Pattern,
+}
+
+fn value(input: &mut Input<'_>, kind: Operand) -> Result<String, &'static str> {
     match input.peek() {
         Some('"') => quoted(input),
         // Patterns have too many backslashes for quotes that use them, too.
-        Some(&delimiter @ ('/' | '|')) if pattern => {
+        Some(&delimiter @ ('/' | '|')) if kind == Operand::Pattern => {
             input.next();
             let mut value = String::new();
             loop {

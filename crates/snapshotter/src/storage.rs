@@ -12,7 +12,8 @@ use std::{
 use crate::{
     Image, SnapshotError,
     api::types::Mount,
-    directories::{Directories, Owner, at},
+    directories::{Directories, Owner},
+    error::At as _,
     label::{self, Labels},
     mapping::Mapping,
     mounted_layers, mounts,
@@ -133,7 +134,7 @@ impl Storage {
     fn refuse_fuse(&self, parent: &Snapshot) -> Result<()> {
         let Some((image, snapshot)) = self.image_of(&parent.name)? else { return Ok(()) };
         let fs = self.directories.fs(snapshot.number);
-        let stat = at(&fs, rustix::fs::statfs(&fs).map_err(std::io::Error::from))?;
+        let stat = rustix::fs::statfs(&fs).at(&fs)?;
         if stat.f_type == FUSE {
             return Err(SnapshotError::NotMappable(image.reference));
         }
@@ -189,7 +190,7 @@ impl Storage {
 
     /// Snapshots, also removed ones, that are mounted, and those below them.
     fn held(&self) -> Result<HashSet<u64>> {
-        let mut held = at(Path::new("/proc"), mounted_layers::numbers(&self.directories))?;
+        let mut held = mounted_layers::numbers(&self.directories).at("/proc")?;
         for (number, below) in self.store.removed()? {
             if held.contains(&number) {
                 held.extend(below);

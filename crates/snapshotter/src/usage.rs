@@ -13,31 +13,27 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{
-    SnapshotError,
-    directories::{at, is_gone},
-    store::Usage,
-};
+use crate::{SnapshotError, directories::is_gone, error::At as _, store::Usage};
 
 /// Adds up the tree at `root`, hard links once. The container may change it meanwhile: symbolic
 /// links are not followed, and files that disappear or lie deeper than the maximum path length are
 /// skipped.
 pub(crate) fn of(root: &Path) -> Result<Usage, SnapshotError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let top = at(root, open(root, flags, Mode::empty()).map_err(io::Error::from))?;
+    let top = open(root, flags, Mode::empty()).at(root)?;
     let mut tally = Tally::default();
-    tally.add(&at(root, fstat(&top).map_err(io::Error::from))?);
+    tally.add(&fstat(&top).at(root)?);
     let mut directories = vec![PathBuf::from(".")];
     while let Some(path) = directories.pop() {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let directory = match openat2(&top, &path, flags, Mode::empty(), resolve) {
             Err(Errno::LOOP | Errno::NAMETOOLONG) => continue,
             Err(error) if is_gone(&error.into()) => continue,
-            other => at(&root.join(&path), other.map_err(io::Error::from))?,
+            other => other.at(root.join(&path))?,
         };
         let entries = Dir::read_from(&directory).map_err(io::Error::from);
-        for entry in at(&root.join(&path), entries)? {
-            let entry = at(&root.join(&path), entry.map_err(io::Error::from))?;
+        for entry in entries.at(root.join(&path))? {
+            let entry = entry.at(root.join(&path))?;
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
@@ -45,7 +41,7 @@ pub(crate) fn of(root: &Path) -> Result<Usage, SnapshotError> {
             let inner = path.join(OsStr::from_bytes(name.to_bytes()));
             let stat = match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Err(error) if is_gone(&error.into()) => continue,
-                other => at(&root.join(&inner), other.map_err(io::Error::from))?,
+                other => other.at(root.join(&inner))?,
             };
             if tally.add(&stat) && FileType::from_raw_mode(stat.st_mode).is_dir() {
                 directories.push(inner);

@@ -39,7 +39,7 @@ const NAME: &str = "disk";
 
 /// Something that reached the disk.
 #[derive(Clone, Debug)]
-enum Request {
+enum DiskRequest {
     Write { offset: u64, bytes: Vec<u8> },
     Flush,
 }
@@ -49,7 +49,7 @@ struct State {
     content: Vec<u8>,
     /// The content of the disk when the log began.
     base: Vec<u8>,
-    log: Vec<Request>,
+    log: Vec<DiskRequest>,
     /// Whether writes fail.
     is_broken: bool,
 }
@@ -66,7 +66,7 @@ pub struct Disk {
 #[derive(Debug)]
 pub struct History {
     base: Vec<u8>,
-    log: Vec<Request>,
+    log: Vec<DiskRequest>,
 }
 
 impl Disk {
@@ -153,7 +153,7 @@ impl History {
 
     /// The number of flushes.
     pub fn flushes(&self) -> usize {
-        self.log.iter().filter(|request| matches!(request, Request::Flush)).count()
+        self.log.iter().filter(|request| matches!(request, DiskRequest::Flush)).count()
     }
 
     /// Writes the disk to `image` as after a power cut at `moment`. Of the blocks not flushed by
@@ -165,10 +165,10 @@ impl History {
         image: &Path,
     ) -> io::Result<()> {
         let log = &self.log[..moment];
-        let flushed = log.iter().rposition(|request| matches!(request, Request::Flush));
+        let flushed = log.iter().rposition(|request| matches!(request, DiskRequest::Flush));
         let mut content = self.base.clone();
         for (at, request) in log.iter().enumerate() {
-            let Request::Write { offset, bytes } = request else { continue };
+            let DiskRequest::Write { offset, bytes } = request else { continue };
             for (block, bytes) in bytes.chunks(BLOCK).enumerate() {
                 if flushed.is_some_and(|flushed| at < flushed) || survives() {
                     let start = *offset as usize + block * BLOCK;
@@ -269,12 +269,12 @@ impl FileSystem for OneFile {
         let start = offset as usize;
         let place = state.content.get_mut(start..start + bytes.len()).ok_or(Errno::NOSPC)?;
         place.copy_from_slice(&bytes);
-        state.log.push(Request::Write { offset, bytes });
+        state.log.push(DiskRequest::Write { offset, bytes });
         Ok(size as usize)
     }
 
     fn fsync(&self, _: &Context, _: u64, _: bool, _: u64) -> io::Result<()> {
-        lock(&self.0).log.push(Request::Flush);
+        lock(&self.0).log.push(DiskRequest::Flush);
         Ok(())
     }
 }

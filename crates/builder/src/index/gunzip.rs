@@ -32,6 +32,15 @@ pub(super) struct Mark {
     pub(super) decoded: u64,
 }
 
+/// What follows the data that was decoded last.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Following {
+    /// More data of the member.
+    Data,
+    /// The end of the member.
+    End,
+}
+
 /// A gzip file while it is unpacked, one piece after the other.
 pub(super) struct Gunzip {
     decoder: Box<DecompressorOxide>,
@@ -129,7 +138,7 @@ impl Gunzip {
                 }
                 _ => return Err(self.error("it is damaged")),
             }
-            self.thin(false)?;
+            self.thin(Following::Data)?;
             if written > 0 {
                 out[..written].copy_from_slice(&self.buffer[start..start + written]);
                 return Ok(written);
@@ -201,7 +210,7 @@ impl Gunzip {
     }
 
     fn end_member(&mut self, input: &mut impl BufRead) -> io::Result<()> {
-        self.thin(true)?;
+        self.thin(Following::End)?;
         let mut trailer = [0; TRAILER];
         io::Read::read_exact(input, &mut trailer).map_err(|_| self.error("it is cut off"))?;
         self.note(&trailer);
@@ -233,11 +242,11 @@ impl Gunzip {
     }
 
     /// Removes unreferenced bytes from the window of the last mark, once all data that may refer to
-    /// it is known. `is_end` marks the end of the member.
-    fn thin(&mut self, is_end: bool) -> io::Result<()> {
+    /// it is known.
+    fn thin(&mut self, following: Following) -> io::Result<()> {
         let Some(mark) = self.marks.last() else { return Ok(()) };
         let followed = self.decoded - mark.decoded;
-        if !is_end && followed < MAX_WINDOW as u64 {
+        if following == Following::Data && followed < MAX_WINDOW as u64 {
             return Ok(());
         }
         if let Some(follow) = self.follow.take() {

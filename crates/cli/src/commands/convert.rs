@@ -7,7 +7,7 @@ use lazuli_registry::ImageName;
 
 use crate::{
     Session,
-    convert::{Conversion, Order, Ordered, Published, Request},
+    convert::{Conversion, ConversionRequest, Order, Ordered, Published},
     image::{sign, trace},
     image_args,
 };
@@ -60,7 +60,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    fn request(&self, session: &Session) -> Result<Request> {
+    fn request(&self, session: &Session) -> Result<ConversionRequest> {
         let source = self.source.parse()?;
         let target: ImageName = self.target.parse()?;
         let access = self.access.options(&session.config)?;
@@ -70,7 +70,7 @@ impl Arguments {
             (None, Some(command)) => Order::TrialRun(command.clone()),
             (None, None) => Order::Source,
         };
-        Ok(Request {
+        Ok(ConversionRequest {
             source,
             target,
             access,

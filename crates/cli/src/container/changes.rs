@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use lazuli_registry::{ImageName, LayoutName, Selector};
+use lazuli_registry::ImageName;
 use lazuli_runtime::daemon::MountStatus;
 
 use crate::{Session, daemon};
@@ -41,7 +41,9 @@ pub(crate) fn find(session: &Session, name: &str) -> Result<Written> {
     if container.layers.is_empty() {
         bail!("{}: its user ids are mapped, so its files are not what it sees", container.name);
     }
-    Ok(Written { image: pinned(container.mount)?, layers: container.layers.clone() })
+    let image: ImageName = container.mount.image.parse()?;
+    let image = image.pinned_to(container.mount.manifest_digest);
+    Ok(Written { image, layers: container.layers.clone() })
 }
 
 fn containers<'a>(mount: &'a MountStatus, bundles: &std::path::Path) -> Vec<Container<'a>> {
@@ -67,14 +69,4 @@ fn matching<'a>(containers: &'a [Container<'a>], name: &str) -> Vec<&'a Containe
     }
     let begins = |container: &&Container<'_>| key(container).starts_with(name);
     containers.iter().filter(begins).collect()
-}
-
-fn pinned(mount: &MountStatus) -> Result<ImageName> {
-    let digest = mount.manifest_digest;
-    Ok(match mount.image.parse()? {
-        ImageName::Registry(reference) => ImageName::Registry(reference.at(digest)),
-        ImageName::Layout(LayoutName { directory, .. }) => {
-            ImageName::Layout(LayoutName { directory, image: Some(Selector::Digest(digest)) })
-        }
-    })
 }

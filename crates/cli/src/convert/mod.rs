@@ -46,7 +46,7 @@ use crate::{
 };
 
 /// A conversion: source, target and options.
-pub(crate) struct Request {
+pub(crate) struct ConversionRequest {
     pub(crate) source: Source,
     pub(crate) target: ImageName,
     /// How to reach registries.
@@ -78,7 +78,7 @@ pub(crate) enum Order {
 
 /// A conversion, ready to read its source.
 pub(crate) struct Conversion<'a> {
-    request: Request,
+    request: ConversionRequest,
     runtime: &'a Runtime,
     target: Arc<dyn Repository>,
     source: Opened,
@@ -116,8 +116,8 @@ impl<'a> Conversion<'a> {
     ///
     /// # Errors
     /// The policy refuses the source, or something can't be opened.
-    pub(crate) fn prepare(request: Request, runtime: &'a Runtime) -> Result<Self> {
-        let Request { source, access, platform, policy, .. } = &request;
+    pub(crate) fn prepare(request: ConversionRequest, runtime: &'a Runtime) -> Result<Self> {
+        let ConversionRequest { source, access, platform, policy, .. } = &request;
         let target = lazuli_registry::open(&request.target, access)?;
         let mut opened = source::open(source, platform.clone(), access, runtime)?;
         let origin = Origin::admit(policy.clone(), source, &opened, access);
@@ -153,7 +153,7 @@ impl<'a> Conversion<'a> {
     }
 
     fn target(&self) -> Target<'_> {
-        let Request { target, access, platform, .. } = &self.request;
+        let ConversionRequest { target, access, platform, .. } = &self.request;
         let platform = platform.as_ref();
         Target { name: target, repository: &self.target, options: access, platform }
     }
@@ -274,7 +274,7 @@ impl<'a> Conversion<'a> {
 
 /// The source's repository, if the target's registry can mount blobs from it: lazy images are often
 /// stored beside their sources, and base layers may exist there already.
-fn mount_source(request: &Request) -> Option<&str> {
+fn mount_source(request: &ConversionRequest) -> Option<&str> {
     match &request.source {
         Source::Image(source) => push::mount_source(source, &request.target),
         _ => None,
@@ -285,7 +285,7 @@ fn mount_source(request: &Request) -> Option<&str> {
 fn keep(
     source: &mut Opened,
     target: &Arc<dyn Repository>,
-    request: &Request,
+    request: &ConversionRequest,
     runtime: &Runtime,
 ) -> Result<KeptImage> {
     let Some((manifest, from)) = source.image.take() else {

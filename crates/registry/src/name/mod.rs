@@ -133,6 +133,17 @@ impl ImageName {
     pub fn is_pinned(&self) -> bool {
         matches!(self.selector(), Some(Selector::Digest(_)))
     }
+
+    /// The same repository or layout, at a fixed manifest.
+    pub fn pinned_to(&self, digest: Digest) -> Self {
+        match self {
+            ImageName::Registry(reference) => ImageName::Registry(reference.at(digest)),
+            ImageName::Layout(LayoutName { directory, .. }) => {
+                let (directory, image) = (directory.clone(), Some(Selector::Digest(digest)));
+                ImageName::Layout(LayoutName { directory, image })
+            }
+        }
+    }
 }
 
 impl Reference {

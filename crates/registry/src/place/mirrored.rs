@@ -146,11 +146,10 @@ impl Mirrored {
                 Some(Event::Late(..) | Event::Resume) => {}
                 Some(Event::Ended(number, Ok(value))) => {
                     health(attempts.get(number).server).worked();
-                    // A place that a hedged request overtook is not asked first any more.
-                    for (_, Attempt { server, started, .. }) in attempts.under_way() {
-                        if started.elapsed() >= hedge_after_of(places[server]) {
-                            health(server).failed(started, None);
-                        }
+                    let limit = |server: usize| hedge_after_of(places[server]);
+                    let age = |_, attempt: Attempt| Some(attempt.started.elapsed());
+                    for (_, other) in attempts.overtaken(number, limit, age) {
+                        health(other.server).failed(other.started, None);
                     }
                     return Ok(value);
                 }

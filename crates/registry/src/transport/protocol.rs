@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use reqwest::redirect::Policy;
 
-use crate::transport::tls::Tls;
+use crate::transport::tls::{Loading, Tls};
 
 /// How long to wait, for each thing that can hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,8 @@ impl Protocol {
     /// Builds the client for this protocol. The error is a problem with this machine's TLS.
     pub(crate) fn builder(&self) -> Result<reqwest::ClientBuilder, String> {
         // From plain HTTP only a redirect leads to TLS.
-        let tls = self.tls.config(!self.is_plain);
+        let loading = if self.is_plain { Loading::OnDemand } else { Loading::Ahead };
+        let tls = self.tls.config(loading);
         let builder = reqwest::Client::builder()
             .user_agent(concat!("lazuli/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(self.timeouts.connect)

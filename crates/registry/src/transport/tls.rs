@@ -104,23 +104,32 @@ fn problem(error: &Error) -> String {
 /// The remedy for a system without authorities.
 const ADVICE: &str = "install the system's certificate authorities (Debian: ca-certificates) or name them in SSL_CERT_FILE";
 
+/// When the system's authorities are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loading {
+    /// At once, in a thread: a server with TLS is about to be asked.
+    Ahead,
+    /// At the first handshake.
+    OnDemand,
+}
+
 impl Tls {
     /// Returns whether any setting is present, all of which need TLS.
     pub(crate) fn is_set(&self) -> bool {
         *self != Tls::default()
     }
 
-    /// For the HTTP client. `soon`: a server with TLS is about to be asked.
+    /// For the HTTP client.
     ///
     /// # Errors
     /// The library dislikes a key.
-    pub(crate) fn config(&self, soon: bool) -> Result<ClientConfig, Error> {
+    pub(crate) fn config(&self, loading: Loading) -> Result<ClientConfig, Error> {
         let provider = Arc::new(provider());
         let verifier: Arc<dyn ServerCertVerifier> = if self.skip_verify {
             Arc::new(AnyServer(provider.clone()))
         } else {
             let named = Arc::new(Named::new(&self.authorities, &provider));
-            if soon {
+            if loading == Loading::Ahead {
                 let ahead = named.clone();
                 // If there is no thread to be had, the first handshake reads them.
                 let _ = thread::Builder::new().name("authorities".to_owned()).spawn(move || {

@@ -45,7 +45,11 @@ impl Node {
         manifest: &Manifest,
     ) -> Result<Verified, DaemonError> {
         let question = Question::of(&request.asked()?, manifest, &self.options(request));
-        Ok(self.gate.admit(question.by_client(request.asked.is_some())).await?)
+        let question = match request.asked {
+            Some(_) => question.by_client(),
+            None => question,
+        };
+        Ok(self.gate.admit(question).await?)
     }
 
     /// Finds out whether an image may run that is named by the digest of its manifest, before the

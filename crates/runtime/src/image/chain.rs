@@ -19,6 +19,7 @@ use super::{
     error::ImageError,
     fetch::{begin, find_bootstrap},
 };
+use crate::path_error::At as _;
 
 /// Chain ids of the data layers of a lazy image, lowest first; `None` for an ordinary image.
 pub fn of_data(manifest: &Manifest) -> Option<Vec<Digest>> {
@@ -59,8 +60,7 @@ pub async fn fetched<T, E: From<ImageError>>(
             let diff_id = unpacked.0.diff_id;
             write(&partial.0, DIFF_ID, diff_id.to_string().as_bytes())?;
             let path = image.directory.join(DIFF_ID);
-            fs::rename(partial.0.join(DIFF_ID), &path)
-                .map_err(|source| ImageError::Io { path, source })?;
+            fs::rename(partial.0.join(DIFF_ID), &path).at(&path)?;
             diff_id
         }
     };

@@ -20,6 +20,7 @@ use super::{
     directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, MANIFEST, Partial, write},
     point_files,
 };
+use crate::path_error::At as _;
 
 /// Why layers cannot be shown by their indexes.
 #[derive(Debug, thiserror::Error)]
@@ -75,8 +76,7 @@ impl Prefix {
             return Ok(there);
         }
         if directory.exists() {
-            let removed = std::fs::remove_dir_all(&directory);
-            removed.map_err(|source| ImageError::Io { path: directory.clone(), source })?;
+            std::fs::remove_dir_all(&directory).at(&directory).map_err(ImageError::from)?;
         }
         let partial = Partial::create(images)?;
         write(&partial.0, MANIFEST, &self.manifest)?;
@@ -85,8 +85,7 @@ impl Prefix {
         let digest = Algorithm::Blake3.digest(&self.bootstrap);
         write(&partial.0, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())?;
         let path = partial.0.join(BOOTSTRAP);
-        let written = point_files::write(&path, &self.points);
-        written.map_err(|source| ImageError::Io { path, source })?;
+        point_files::write(&path, &self.points).at(&path).map_err(ImageError::from)?;
         partial.commit(&directory)?;
         Ok(StoredImage::open_for(&directory, Purpose::New)?)
     }

@@ -20,7 +20,10 @@ use super::{
     store::{ImageRecord, LayerRecord, Stated},
     vouched::{Vouched, VouchedLayer},
 };
-use crate::daemon::{DaemonError, api::MountRequest};
+use crate::{
+    daemon::{DaemonError, api::MountRequest},
+    path_error::At as _,
+};
 
 /// Maximum size of the index of one layer, in bytes.
 const INDEX_LIMIT: u64 = 256 << 20;
@@ -190,15 +193,16 @@ impl Ordinaries {
     }
 
     async fn fetch_index(&self, vouched: &VouchedLayer) -> Result<Vec<u8>, DaemonError> {
-        let io = |source| DaemonError::Io { path: self.store.root().to_owned(), source };
+        let path = self.store.root().to_owned();
         let VouchedLayer { stated, size, repository } = vouched;
         if *size > INDEX_LIMIT {
-            return Err(io(io::Error::other("the index is too big")));
+            let source = io::Error::other("the index is too big");
+            return Err(DaemonError::Io { path, source });
         }
         let mut reader = repository.blob(&stated.index, *size).await?;
         let mut bytes = Vec::new();
-        reader.read_to_end(&mut bytes).await.map_err(io)?;
-        self.store.keep_index(&bytes).map_err(io)?;
+        reader.read_to_end(&mut bytes).await.at(&path)?;
+        self.store.keep_index(&bytes).at(&path)?;
         Ok(bytes)
     }
 }

@@ -37,7 +37,7 @@ const NO_OPENDIR: u32 = 1 << 24;
 
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request<'a> {
+pub enum BlobRequest<'a> {
     /// Negotiate the interface.
     Init {
         /// The kernel's capabilities.
@@ -93,36 +93,36 @@ pub fn numbers(bytes: &[u8]) -> Result<(u64, u64), AbiError> {
 }
 
 /// Parses a request.
-pub fn parse(bytes: &[u8]) -> Result<Request<'_>, AbiError> {
+pub fn parse(bytes: &[u8]) -> Result<BlobRequest<'_>, AbiError> {
     let short = AbiError::Short(bytes.len());
     let number = |at| field(bytes, at).map(u32::from_ne_bytes).ok_or(short);
     let opcode = number(4)?;
     if WITHOUT_ANSWER.contains(&opcode) {
-        return Ok(Request::Note);
+        return Ok(BlobRequest::Note);
     }
     let body = bytes.get(HEADER..number(0)? as usize).ok_or(short)?;
     Ok(match opcode {
         1 => {
             let end = body.iter().position(|byte| *byte == 0).ok_or(AbiError::Name)?;
-            Request::Lookup(&body[..end])
+            BlobRequest::Lookup(&body[..end])
         }
-        3 => Request::Attributes,
+        3 => BlobRequest::Attributes,
         15 => {
             let offset = field(body, 8).map(u64::from_ne_bytes).ok_or(short)?;
             let size = field(body, 16).map(u32::from_ne_bytes).ok_or(short)?;
             if size > MOST || offset.checked_add(size.into()).is_none() {
                 return Err(AbiError::Range { offset, size });
             }
-            Request::Read { offset, size }
+            BlobRequest::Read { offset, size }
         }
-        17 => Request::Space,
+        17 => BlobRequest::Space,
         26 => {
             let readahead = field(body, 8).map(u32::from_ne_bytes).ok_or(short)?;
             let flags = field(body, 12).map(u32::from_ne_bytes).ok_or(short)?;
-            Request::Init { flags, readahead }
+            BlobRequest::Init { flags, readahead }
         }
-        28 => Request::List,
-        _ => Request::Other,
+        28 => BlobRequest::List,
+        _ => BlobRequest::Other,
     })
 }
 
@@ -222,20 +222,20 @@ mod tests {
     #[test]
     fn requests_are_read() {
         assert_eq!(numbers(&read(0, 1)), Ok((77, 5)));
-        assert_eq!(parse(&read(8192, MOST)), Ok(Request::Read { offset: 8192, size: MOST }));
-        assert_eq!(parse(&request(1, b"name\0")), Ok(Request::Lookup(b"name")));
-        assert_eq!(parse(&request(3, &[0; 16])), Ok(Request::Attributes));
+        assert_eq!(parse(&read(8192, MOST)), Ok(BlobRequest::Read { offset: 8192, size: MOST }));
+        assert_eq!(parse(&request(1, b"name\0")), Ok(BlobRequest::Lookup(b"name")));
+        assert_eq!(parse(&request(3, &[0; 16])), Ok(BlobRequest::Attributes));
         let init = request(26, &[7, 0, 0, 0, 31, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]);
-        let expected = Request::Init {
+        let expected = BlobRequest::Init {
             flags: u32::from_ne_bytes([2, 0, 0, 0]),
             readahead: u32::from_ne_bytes([1, 0, 0, 0]),
         };
         assert_eq!(parse(&init), Ok(expected));
-        assert_eq!(parse(&request(14, &[0; 8])), Ok(Request::Other));
+        assert_eq!(parse(&request(14, &[0; 8])), Ok(BlobRequest::Other));
         // A list of forgotten nodes is longer than a slot.
         let mut cut = request(42, &[0; 40]);
         cut[..4].copy_from_slice(&60_000_u32.to_ne_bytes());
-        assert_eq!(parse(&cut), Ok(Request::Note));
+        assert_eq!(parse(&cut), Ok(BlobRequest::Note));
     }
 
     #[test]

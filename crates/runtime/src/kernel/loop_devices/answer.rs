@@ -18,7 +18,7 @@ use super::{
             journal::Slot,
         },
     },
-    abi::{self, Request},
+    abi::{self, BlobRequest},
     disk::{Disk, Shared},
 };
 
@@ -37,7 +37,9 @@ impl Answer for Shared {
         let Ok((number, node)) = abi::numbers(&request) else { return Some(slot) };
         let pending = Pending { connection: connection.clone(), slot: Some(slot), number };
         let answer = || match abi::parse(&request) {
-            Ok(Request::Read { offset, size }) => self.read(pending, node, (offset, size), reply),
+            Ok(BlobRequest::Read { offset, size }) => {
+                self.read(pending, node, (offset, size), reply)
+            }
             Ok(request) => self.tell(pending, node, request),
             Err(error) => {
                 error!("{}: request {number}: {error}", connection.name());
@@ -51,26 +53,26 @@ impl Answer for Shared {
 }
 
 impl Shared {
-    fn tell(&self, pending: Pending, node: u64, request: Request<'_>) -> Option<Slot> {
+    fn tell(&self, pending: Pending, node: u64, request: BlobRequest<'_>) -> Option<Slot> {
         let size = |node| match node {
             abi::ROOT => Some(0),
             node => self.disks.get(node).map(|disk| disk.blob.file_size()),
         };
         let body = match request {
-            Request::Init { flags, readahead } => abi::init(flags, readahead, READS),
-            Request::Lookup(name) => match self.disks.named(name) {
+            BlobRequest::Init { flags, readahead } => abi::init(flags, readahead, READS),
+            BlobRequest::Lookup(name) => match self.disks.named(name) {
                 Some(disk) => abi::entry(disk.identity.node, disk.blob.file_size()),
                 None => return pending.refuse(Errno::NOENT),
             },
-            Request::Attributes => match size(node) {
+            BlobRequest::Attributes => match size(node) {
                 Some(size) => abi::attributes(node, size),
                 None => return pending.refuse(Errno::NOENT),
             },
-            Request::Space => abi::space(),
-            Request::List => Vec::new(),
-            Request::Note => return pending.forget(),
+            BlobRequest::Space => abi::space(),
+            BlobRequest::List => Vec::new(),
+            BlobRequest::Note => return pending.forget(),
             // ENOSYS makes the kernel stop sending optional requests.
-            Request::Read { .. } | Request::Other => return pending.refuse(Errno::NOSYS),
+            BlobRequest::Read { .. } | BlobRequest::Other => return pending.refuse(Errno::NOSYS),
         };
         pending.reply(&body)
     }

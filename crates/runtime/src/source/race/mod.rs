@@ -266,15 +266,12 @@ impl<'a> Race<'a> {
     fn won(&mut self, number: usize, bytes: Bytes, permit: Permit) -> Answer {
         let Attempt { server, started, .. } = self.attempts.get(number);
         let place = self.candidates[server].place.clone();
-        // A place that was overtaken although it had been asked early enough is not asked first any
-        // more.
-        for (number, other) in self.attempts.under_way().filter(|(_, it)| it.server != server) {
+        let limit =
+            |server: usize| self.candidates[server].place.hedge_after().unwrap_or(HEDGE_AFTER);
+        let age = |number: usize, _| self.progress[number].age();
+        for (number, other) in self.attempts.overtaken(number, limit, age) {
             let place = self.candidates[other.server].place;
-            let hedge_after = place.hedge_after().unwrap_or(HEDGE_AFTER);
-            let progress = &self.progress[number];
-            if progress.age().is_some_and(|age| age >= hedge_after)
-                && let Some(error) = place.late(progress)
-            {
+            if let Some(error) = place.late(&self.progress[number]) {
                 place.note(other.started, Some(&error));
             }
         }

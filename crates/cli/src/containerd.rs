@@ -175,7 +175,7 @@ impl DaemonImages {
 fn pinned(image: &Image) -> Outcome<Reference> {
     let Image { reference, manifest_digest, .. } = image;
     let name: Reference = reference.parse().map_err(|error: InvalidName| {
-        format!("its label has to name an image in a registry: {error}")
+        format!("its label must name an image in a registry: {error}")
     })?;
     let digest = manifest_digest.as_deref().ok_or_else(|| {
         format!("it was pulled without the digest of its manifest: remove {reference} from containerd, and pull it again")
@@ -210,10 +210,10 @@ mod tests {
     fn labels_name_no_file_and_no_moving_tag() {
         let digest = format!("sha256:{}", "2".repeat(64));
         for (reference, digest, problem) in [
-            ("oci:/tenant/volume", Some(&*digest), "has to name an image in a registry: `oci:/te"),
-            ("oci:/tenant/volume:tag", Some(&*digest), "has to name an image in a registry"),
-            ("/tenant/volume", Some(&*digest), "has to name an image in a registry"),
-            ("dir:/", Some(&*digest), "has to name an image in a registry"),
+            ("oci:/tenant/volume", Some(&*digest), "must name an image in a registry: `oci:/te"),
+            ("oci:/tenant/volume:tag", Some(&*digest), "must name an image in a registry"),
+            ("/tenant/volume", Some(&*digest), "must name an image in a registry"),
+            ("dir:/", Some(&*digest), "must name an image in a registry"),
             ("r.example/a:1", None, "remove r.example/a:1 from containerd"),
             ("r.example/a:1", Some("latest"), "`latest` is not a digest"),
         ] {

@@ -54,7 +54,7 @@ pub enum SnapshotError {
     /// The configuration of an image lists a layer that is not the image's own.
     #[error(
         "image {reference} is refused: its configuration calls a layer {asked}, but by its content the layer is \
-         {expected}; rootfs.diff_ids has to list the digests of its own layers"
+         {expected}; rootfs.diff_ids must list the digests of its own layers"
     )]
     NotItsLayer {
         /// The image.

@@ -75,7 +75,7 @@ impl Freezer {
         Ok(())
     }
 
-    /// Lets everything in the group go on.
+    /// Lets everything in the group continue.
     pub fn thaw(&self) -> io::Result<()> {
         self.set(false)
     }

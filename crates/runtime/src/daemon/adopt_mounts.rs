@@ -285,7 +285,7 @@ impl Node {
                     if error.is_passing() {
                         return Err(error);
                     }
-                    tracing::error!(error = error.for_people(), "cannot go on with a connection");
+                    tracing::error!(error = error.for_people(), "cannot continue a connection");
                 }
             }
         }

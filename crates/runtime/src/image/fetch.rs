@@ -151,7 +151,7 @@ pub(super) async fn find_bootstrap(
         let error = match &unpacked {
             Err(ImageError::Unpack { source: UnpackError::Io(error), .. }) => error.to_string(),
             Err(error @ ImageError::Misplaced { .. }) => error.to_string(),
-            // Of one place, unless all of them have been asked at first.
+            // From one place, unless all of them were asked at first.
             Err(ImageError::Registry(error)) if is_again => error.to_string(),
             _ => break,
         };

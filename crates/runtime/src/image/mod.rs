@@ -221,7 +221,7 @@ impl StoredImage {
             serde_json::from_slice(&config).map_err(|error| damaged(CONFIG, &error.to_string()))?;
         let listed = |blob: &Digest| manifest.layers.iter().any(|layer| layer.digest == *blob);
         let records = bootstrap.blobs().iter().zip(bootstrap.tails());
-        // Of an unconverted layer the manifest has the index.
+        // For an unconverted layer the manifest has the index.
         let needed = records.map(|(blob, tail)| tail.index.map_or(blob.id, |index| index.digest));
         if let Some(blob) = needed.into_iter().find(|blob| !listed(blob)) {
             let image = manifest_digest.to_string();

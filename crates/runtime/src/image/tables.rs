@@ -1,7 +1,7 @@
 //! Fetches chunk tables that don't come with the bootstrap. For an unconverted layer, they are in
 //! its index, a blob of the manifest.
 //!
-//! Of an unconverted layer they are in its index, a blob of the manifest.
+//! For an unconverted layer they are in its index, a blob of the manifest.
 //!
 //! Upstream's builder leaves out of some bootstraps where the chunks of batches are stored; only
 //! the tables at the end of the blob say so, and no digest covers them. A wrong one would be kept

@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub enum Order {
     /// End, and leave nothing mounted.
     Stop,
-    /// Exit at once; a successor goes on.
+    /// Exit at once; a successor continues.
     Leave,
 }
 

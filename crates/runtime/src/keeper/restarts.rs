@@ -8,7 +8,7 @@ const QUICK_RESTARTS: u32 = 3;
 /// The pause after that; it doubles with each further failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
-/// The longest pause: how much later than necessary readers go on when the reason is gone.
+/// The longest pause: how much later than necessary readers continue when the reason is gone.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Failures of workers, and the next start.

@@ -372,7 +372,7 @@ impl Keeper {
 
     fn give_up_successor(&mut self, why: &str) {
         let Some(successor) = self.successor.take() else { return };
-        tracing::error!(why, "the successor failed; going on");
+        tracing::error!(why, "the successor failed; this keeper continues");
         successor.kill();
         if self.worker.is_none() {
             self.restarts.start_now();

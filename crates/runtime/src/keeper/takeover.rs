@@ -1,4 +1,4 @@
-//! Replaces a keeper while readers go on.
+//! Replaces a keeper while readers continue.
 //!
 //! ```text
 //! successor                     old keeper                 old worker
@@ -46,10 +46,10 @@ pub enum TakeoverError {
         root: PathBuf,
     },
     /// This program could not serve here.
-    #[error("the new program failed its check ({0}), the old one goes on; its log says why")]
+    #[error("the new program failed its check ({0}); the old one still serves, and its log says why")]
     Check(ExitStatus),
     /// The new worker did not get to serve.
-    #[error("the new worker did not serve ({0}), the old one goes on; its log says why")]
+    #[error("the new worker did not serve ({0}); the old one still serves, and its log says why")]
     Trial(String),
     /// The old keeper did not hand over.
     #[error("the running daemon did not hand over: {0}")]

@@ -67,7 +67,7 @@ pub(super) async fn in_background(prefetcher: &Prefetcher, blobs: &Blobs, rate: 
     }
 }
 
-/// It does not go on now.
+/// It does not continue now.
 struct Pause;
 
 async fn try_in_background(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Result<(), Pause> {

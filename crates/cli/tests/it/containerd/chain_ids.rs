@@ -244,7 +244,7 @@ fn an_annotation_that_names_a_file_of_the_node_is_refused(containerd: Containerd
     scene.rig.end_containerd(Signal::TERM);
     scene.rig.start_containerd();
     let error = scene.rig.pull(&evil).unwrap_err().to_string();
-    let reason = "its label has to name an image in a registry: `oci:/";
+    let reason = "its label must name an image in a registry: `oci:/";
     assert!(error.contains(reason), "{error}");
     scene.rig.nothing_left();
 }

@@ -334,7 +334,7 @@ fn umount(lazuli: &Lazuli, path: &Path) {
 }
 
 fn is_gone(pid: Pid) -> bool {
-    // Of a process that was not waited for, no descriptor is left.
+    // No descriptor of a process that was not waited for is left.
     !Path::new(&format!("/proc/{}/fd/0", pid.as_raw_nonzero())).exists()
 }
 

@@ -127,7 +127,7 @@ pub(in crate::rafs) fn validate_chunk(
     tail: &TailInfo,
     largest: u32,
 ) -> Result<(), Problem> {
-    // Of gzip layers any stored size may be that of a piece; before chunks are placed nothing is
+    // In a gzip layer any stored size may be that of a piece; before chunks are placed nothing is
     // known.
     let (in_context, is_unplaced) = match chunk.part {
         Some(_) => (tail.has_contexts(), false),

@@ -347,7 +347,7 @@ impl Upload<'_> {
         }
     }
 
-    /// Parses where the upload goes on. The registry may have kept less than `sent` bytes.
+    /// Parses where the upload continues. The registry may have kept less than `sent` bytes.
     fn position(&self, response: &Response, sent: u64) -> Result<Position, RegistryError> {
         let malformed = |p: &str| RegistryError::malformed(&self.client.place, &self.object, p);
         let location = location(response)

@@ -83,7 +83,7 @@ impl<R: Read> Read for Checked<R> {
         let count = self.inner.read(buffer)?;
         match (&mut self.hasher, count) {
             (Some(hasher), 1..) => hasher.update(&buffer[..count]),
-            (_, 1..) => return Err(io::Error::other("it goes on behind its end")),
+            (_, 1..) => return Err(io::Error::other("it has bytes behind its end")),
             (None, 0) => {}
             (Some(_), 0) => {
                 let got = self.hasher.take().map(Hasher::finish);

@@ -273,7 +273,7 @@ fn serve<A: Answer>(connection: &Arc<Connection>, answers: &Arc<A>, mut slot: Sl
                 connection.answered(&mut slot);
                 slot
             }
-            // Of those that wait, each gives its slot back by its deadline.
+            // Each waiting request gives its slot back by its deadline.
             None => connection.journal.wait_for_slot(),
         };
         if !connection.end_request() {

@@ -123,9 +123,8 @@ impl<F: Future> Attempts<F> {
         self.all.iter().copied().enumerate().filter(|(_, attempt)| !attempt.is_over)
     }
 
-    /// The attempts that `winner` overtook: those at other servers that are running for at least the
-    /// server's `limit`, by their `age`. They count as failed, so that these servers are not asked
-    /// first any more.
+    /// The attempts that `winner` overtook: those at other servers whose `age` has reached the
+    /// server's `limit`. They count as failed, so that these servers are not asked first any more.
     pub fn overtaken(
         &self,
         winner: usize,
@@ -168,6 +167,20 @@ mod tests {
         assert_eq!(slow, [(first, 7)]);
         assert!(matches!(attempts.next().await, Some(Event::Ended(0, 1))));
         assert!(attempts.is_idle() && attempts.next().await.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn attempts_at_other_servers_beyond_their_limit_are_overtaken() {
+        let mut attempts = Attempts::default();
+        let slow = attempts.start(7, answer(90, 1));
+        attempts.start(9, answer(90, 2));
+        sleep(Duration::from_millis(20)).await;
+        attempts.start(8, answer(90, 3));
+        let winner = attempts.start(9, answer(5, 4));
+        assert!(matches!(attempts.next().await, Some(Event::Ended(3, 4))));
+        let age = |_, attempt: Attempt| Some(attempt.started.elapsed());
+        let overtaken = attempts.overtaken(winner, |_| Duration::from_millis(10), age);
+        assert_eq!(overtaken.map(|(number, _)| number).collect::<Vec<_>>(), [slow]);
     }
 
     #[tokio::test(start_paused = true)]

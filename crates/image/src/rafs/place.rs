@@ -1,9 +1,9 @@
 //! Completes bootstraps that leave out the stored places of chunks which share a unit.
 //!
-//! Upstream's do: the places of chunks in a batch, or in a piece of a gzip layer, are only in the CI
-//! table of the blob. Lazuli uses the chunk table, which has the digests. So where such a bootstrap
-//! arrives, the places are written into its chunk table, as they are in bootstraps with batches made
-//! here, and the decoder state for them goes into a table of points.
+//! Upstream's do: the places of chunks in a batch, or in a piece of a gzip layer, are only in the
+//! CI table of the blob. Lazuli uses the chunk table, which has the digests. So where such a
+//! bootstrap arrives, the places are written into its chunk table, as they are in bootstraps with
+//! batches made here, and the decoder state for them goes into a table of points.
 
 use zerocopy::{FromBytes, IntoBytes};
 

@@ -28,8 +28,8 @@ use crate::{
 /// are spread over [`CONNECTIONS`], which are a few more where chunks lie apart.
 const REQUESTS: u64 = 4 * CONNECTIONS;
 
-/// After this time without an answer a request gives its memory back until something arrives: places
-/// that hang must not hold up those that do not.
+/// After this time without an answer a request gives its memory back until something arrives:
+/// places that hang must not hold up those that do not.
 const LEND: Duration = Duration::from_secs(1);
 
 /// A request that delivers less than [`LEAST`] bytes in this time is given up: about 1 KiB/s. 15 s

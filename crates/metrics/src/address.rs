@@ -87,7 +87,10 @@ async fn listen_at(path: &Path) -> io::Result<UnixListener> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
         Ok(_) => {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file is there, no socket"));
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "the path is a file, not a socket",
+            ));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),

@@ -82,7 +82,10 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let chunks = Hot::of(&trace, bootstrap.blobs());
     if chunks.chunks.is_empty() {
         let from = &image.name;
-        bail!("the trace is not one of {from}: none of its {} hot chunks is there", chunks.unknown);
+        bail!(
+            "the trace is not one of {from}, which has none of its {} hot chunks",
+            chunks.unknown
+        );
     }
     let repository = &*image.repository;
     let scratch = Scratch::new()?;

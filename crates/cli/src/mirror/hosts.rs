@@ -44,11 +44,11 @@ impl HostsDirectories {
             Some(found) if found == text => return Ok((file, self.own()?)),
             Some(found) if found.starts_with(MARK) => {}
             Some(_) => bail!(
-                "{} is there already: add the mirror to it, or remove it.\n{text}",
+                "{} exists already: add the mirror to it, or remove it.\n{text}",
                 file.display()
             ),
             None if directory.exists() => bail!(
-                "{} is there already, with certificates for all registries: write {} by hand.\n{text}",
+                "{} exists already, with certificates for all registries: write {} by hand.\n{text}",
                 directory.display(),
                 file.display()
             ),

@@ -172,7 +172,7 @@ impl<'de> Visitor<'de> for Fields {
         while let Some((name, value)) = map.next_entry::<String, Box<RawValue>>()? {
             // Readers disagree on which of two equal keys counts, so an image must not have them.
             if fields.iter().any(|(known, _)| *known == name) {
-                return Err(A::Error::custom(format!("the field `{name}` is there twice")));
+                return Err(A::Error::custom(format!("the field `{name}` appears twice")));
             }
             // Real ones have a dozen fields; the search above is quadratic.
             if fields.len() == 1000 {

@@ -123,7 +123,7 @@ impl Policy {
             let place = format!("images.{name:?}");
             let scope = Scope::parse(&name).map_err(|problem| fail(&place, problem))?;
             if rules.iter().any(|(known, _)| *known == scope) {
-                return Err(fail(&place, format!("{scope} is there twice")));
+                return Err(fail(&place, format!("{scope} appears twice")));
             }
             rules.push((scope, reader.rule(value).map_err(|problem| fail(&place, problem))?));
         }

@@ -218,7 +218,7 @@ impl Reader<'_> {
             let key = PublicKey::from_pem(&pem)
                 .map_err(|error| format!("{what} has {}: {error}", path.display()))?;
             if keys.contains(&key) {
-                return Err(format!("{what} has {}: a key that is there already", path.display()));
+                return Err(format!("{what} has {}: a key that is listed twice", path.display()));
             }
             keys.push(key);
         }

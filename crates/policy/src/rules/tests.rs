@@ -68,7 +68,7 @@ fn errors_name_the_rule_and_its_place() {
         ("default = { keys = ['a.pub'] }", "keys has a.pub, expected an absolute path"),
         ("default = { keys = ['/k/gone.pub'] }", "keys has /k/gone.pub: entity not found"),
         ("default = { keys = ['/k/no.pub'] }", "/k/no.pub: expected PEM"),
-        ("default = { keys = ['/k/a.pub', '/k/same.pub'] }", "a key that is there already"),
+        ("default = { keys = ['/k/a.pub', '/k/same.pub'] }", "a key that is listed twice"),
         ("default = { keys = ['/k/a.pub'], threshold = 2 }", "threshold is 2, expected 1 to 1"),
         ("default = { keys = ['/k/a.pub'], threshold = 0 }", "threshold is 0"),
         ("default = { exec = '/p', threshold = 1 }", "threshold is for keys"),

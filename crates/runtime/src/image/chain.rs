@@ -60,7 +60,7 @@ pub async fn fetched<T, E: From<ImageError>>(
             let diff_id = unpacked.0.diff_id;
             write(&partial.0, DIFF_ID, diff_id.to_string().as_bytes())?;
             let path = image.directory.join(DIFF_ID);
-            fs::rename(partial.0.join(DIFF_ID), &path).at(&path)?;
+            fs::rename(partial.0.join(DIFF_ID), &path).at(&path).map_err(ImageError::from)?;
             diff_id
         }
     };

@@ -102,7 +102,7 @@ pub(crate) fn bundle_config(
     terminal: bool,
     isolation: Isolation,
 ) -> Value {
-    let mount = |destination: &str, kind: &str, options: &[&str]| {
+    let mount = |destination: &str, kind: &str, options: &[&str]| -> Value {
         json!({ "destination": destination, "type": kind, "source": kind, "options": options })
     };
     let mut mounts = vec![

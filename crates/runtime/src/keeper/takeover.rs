@@ -46,7 +46,9 @@ pub enum TakeoverError {
         root: PathBuf,
     },
     /// This program could not serve here.
-    #[error("the new program failed its check ({0}); the old one still serves, and its log says why")]
+    #[error(
+        "the new program failed its check ({0}); the old one still serves, and its log says why"
+    )]
     Check(ExitStatus),
     /// The new worker did not get to serve.
     #[error("the new worker did not serve ({0}); the old one still serves, and its log says why")]

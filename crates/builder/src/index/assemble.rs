@@ -35,8 +35,8 @@ pub struct KnownLayer {
 /// [`super::index`] from the layers themselves. The tree comes from the skeletons only.
 ///
 /// # Errors
-/// An index is damaged, has no skeleton, or one that does not go with its chunks, or the image takes
-/// too much memory.
+/// An index is damaged, has no skeleton, or one that does not go with its chunks, or the image
+/// takes too much memory.
 pub fn assemble(layers: Vec<KnownLayer>) -> Result<ImageIndex, BuildError> {
     let (count, limit) = (layers.len() as u64, MAX_LAYERS as u64);
     if count > limit {
@@ -48,8 +48,8 @@ pub fn assemble(layers: Vec<KnownLayer>) -> Result<ImageIndex, BuildError> {
     join(read.collect::<Result<_, _>>()?, names)
 }
 
-/// Memory of a row of an index: its chunk has 32 bytes of digest in the index, and about three times
-/// as much when it is read.
+/// Memory of a row of an index: its chunk has 32 bytes of digest in the index, and about three
+/// times as much when it is read.
 const ROW: u64 = 3;
 
 fn read(layer: KnownLayer, number: u8, memory: &mut Share<'_>) -> Result<Indexed, BuildError> {

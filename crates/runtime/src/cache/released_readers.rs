@@ -7,8 +7,9 @@
 //! the wait, and for [`Settings::grace`] longer. (The freezer of cgroup v2 doesn't stop sleepers in
 //! the kernel: they finish the read, and stop on their way back to the program.)
 //!
-//! A reader that is awake may get no processor for minutes: of a tenant who starves his own threads,
-//! or others'. So one that could run counts as outside only when it has run for long enough.
+//! A reader that is awake may get no processor for minutes: of a tenant who starves his own
+//! threads, or others'. So one that could run counts as outside only when it has run for long
+//! enough.
 //!
 //! A thread waits for one event at a time. So the last one that it was let through to is all that
 //! has to be known.
@@ -36,8 +37,8 @@ use crate::{
 const ANSWERED: Duration = Duration::from_secs(1);
 
 /// Ticks of processor time in which a reader certainly leaves the wait, and then copies a chunk: it
-/// takes microseconds, and less than a millisecond for each megabyte. Time is counted in ticks of 10
-/// ms, so the first may be nearly over when the count begins.
+/// takes microseconds, and less than a millisecond for each megabyte. Time is counted in ticks of
+/// 10 ms, so the first may be nearly over when the count begins.
 const LEAVES: u64 = 2;
 const COPIES: u64 = 1;
 

@@ -87,8 +87,8 @@ pub(super) async fn make_bootstrap(
     Ok((bootstrap, reservation, fetched))
 }
 
-/// For each blob, the stored bytes at its beginning that a start reads: to the end of the content of
-/// the files in the bootstrap's prefetch table.
+/// For each blob, the stored bytes at its beginning that a start reads: to the end of the content
+/// of the files in the bootstrap's prefetch table.
 pub(super) fn hot<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Vec<u64> {
     let mut hot = vec![0; bootstrap.blobs().len()];
     for file in bootstrap.prefetch() {

@@ -18,8 +18,8 @@ use lazuli_image::{
 use super::{MAX_LAYERS, memory::share};
 use crate::{build::stack, error::BuildError, pack::for_each_chunk};
 
-/// Maximum number of chunk-sized parts of all files. A part takes 8 bytes of the bootstrap; with the
-/// smallest chunk size this is 64 GiB of content.
+/// Maximum number of chunk-sized parts of all files. A part takes 8 bytes of the bootstrap; with
+/// the smallest chunk size this is 64 GiB of content.
 const MAX_PARTS: u64 = 16 << 20;
 
 /// A seekable layer with its table of contents.
@@ -45,7 +45,8 @@ pub struct SeekableImage {
 /// Makes the image of `layers`, lowest first, from their tables alone. Memory is that of the tree.
 ///
 /// # Errors
-/// A table is damaged or hostile, lists a file that cannot be read in parts, or takes too much memory.
+/// A table is damaged or hostile, lists a file that cannot be read in parts, or takes too much
+/// memory.
 pub fn assemble_seekable(layers: &[LayerToc]) -> Result<SeekableImage, BuildError> {
     let (count, limit) = (layers.len() as u64, MAX_LAYERS as u64);
     if count > limit {

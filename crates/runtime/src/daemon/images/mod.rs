@@ -110,8 +110,9 @@ impl Images {
         }
     }
 
-    /// Returns whether a mount has no other login, or `login` alone reads the image: any client that
-    /// brings a layer of the image may name a login, and the mount's readers depend on a good one.
+    /// Returns whether a mount has no other login, or `login` alone reads the image: any client
+    /// that brings a layer of the image may name a login, and the mount's readers depend on a good
+    /// one.
     async fn may_replace_login(&self, request: &MountRequest, login: &Login) -> bool {
         if self.0.logins.of(&request.mountpoint).is_none_or(|known| known == *login) {
             return true;

@@ -12,10 +12,10 @@
 //! no more groups           the common group
 //! ```
 //!
-//! A group is closed when its image or file is in no file system any more. Before that, a reader that the
-//! kernel has let through to the group's marks, and whose event is not queued yet, would be let
-//! through to a hole. Until then a file may change its group: it is marked in the new one before
-//! the mark in the old one goes, so it is never without.
+//! A group is closed when its image or file is in no file system any more. Before that, a reader
+//! that the kernel has let through to the group's marks, and whose event is not queued yet, would
+//! be let through to a hole. Until then a file may change its group: it is marked in the new one
+//! before the mark in the old one goes, so it is never without.
 
 use std::{
     collections::HashMap,
@@ -250,8 +250,8 @@ impl Groups {
     }
 }
 
-/// Prefix of the names of the groups of an image or blob, and the keeper's name for the first one. Further ones
-/// have a number behind a period.
+/// Prefix of the names of the groups of an image or blob, and the keeper's name for the first one.
+/// Further ones have a number behind a period.
 pub(super) fn name(image: &Digest) -> String {
     format!("{GROUP}-{}", image.hex())
 }

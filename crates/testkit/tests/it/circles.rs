@@ -4,6 +4,9 @@
 //! imports of each crate as text: `use` declarations and paths that begin with `crate`, `super` or
 //! `self`. A name that a module re-exports counts as an import of the file that defines it, and
 //! unit tests at the end of a file don't count.
+//!
+//! Imports of a file from the module that it is in don't count either: `foo/mod.rs` declares
+//! `foo/bar.rs` and what both share. The two can only be read together, and are one unit here.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -96,7 +99,7 @@ impl Crate {
             .iter()
             .map(|(module, imports)| {
                 let targets = imports.iter().filter_map(|import| self.resolve(import, 0));
-                // Imports from a module's own submodules make no circle.
+                // A submodule's imports of the modules that it is in make no circle.
                 (module, targets.filter(|target| !module.starts_with(target)).collect())
             })
             .collect();

@@ -31,7 +31,7 @@ async fn layer_of_another_image_is_refused_and_leaves_nothing() {
     // Data of images without a snapshot is forgotten.
     assert_eq!(
         *rig.images.removed.lock().unwrap(),
-        ["r/app:1", "evil/app:1", "r/app:2", "evil/app:1"]
+        ["r/app:1", "r/app:1", "evil/app:1", "r/app:2", "evil/app:1"]
     );
 }
 

@@ -11,9 +11,9 @@ use crate::error::RegistryError;
 #[async_trait]
 pub trait Referrers: Send + Sync + Debug {
     /// The manifests of `artifact_type`, or of any, whose subject is the manifest `subject`, with
-    /// their annotations; none is an empty list. One request, two at once to a registry that did
-    /// not show within the last hour whether it has the referrers API: if not, it has the list
-    /// under the tag `sha256-HEX`.
+    /// their annotations; none is an empty list. One request, two to a registry without the
+    /// referrers API that was not asked within the last hour: it has the list under the tag
+    /// `sha256-HEX`.
     ///
     /// Any client that may push to the repository can write anything into that list. It is bounded
     /// by [`DOCUMENT_LIMIT`](crate::manifest::DOCUMENT_LIMIT) bytes of JSON; entries that can be no

@@ -18,8 +18,8 @@ use crate::transport::{CONNECTIONS, health::Health, protocol::Protocol, traffic:
 /// must count without a restart. Idle connections end after 90 s.
 const CLIENT_AGE: Duration = Duration::from_secs(300);
 
-/// How long it is known whether a server has the referrers API.
-const REFERRERS_API_AGE: Duration = Duration::from_secs(3600);
+/// How long a server counts as one without the referrers API, until it is asked again.
+const WITHOUT_REFERRERS: Duration = Duration::from_secs(3600);
 
 /// Idle connections kept for each server: enough for two starts. A burst may open more, which close
 /// afterwards.
@@ -46,9 +46,9 @@ pub struct ClientPool(Arc<Mutex<Servers>>);
 #[derive(Debug, Default)]
 struct Servers {
     health: HashMap<String, Weak<Health>>,
-    /// Servers that showed whether they have the referrers API, and when. Also while no image of
-    /// theirs is in use: an hour's servers are few.
-    referrers_apis: HashMap<String, (ReferrersApi, Instant)>,
+    /// Servers that said they have no referrers API, and when. Also while no image of theirs is in
+    /// use: an hour's servers are few.
+    without_referrers: HashMap<String, Instant>,
     /// When connections to a server were opened ahead.
     prepared: HashMap<String, Instant>,
     clients: Vec<SharedClient>,
@@ -111,17 +111,20 @@ impl ClientPool {
         !is_warm
     }
 
-    /// Returns whether the server has the referrers API, if it showed that within the last hour.
-    pub(crate) fn referrers_api(&self, origin: &str) -> Option<ReferrersApi> {
-        let (api, seen) = self.lock().referrers_apis.get(origin).copied()?;
-        (seen.elapsed() < REFERRERS_API_AGE).then_some(api)
+    /// Returns whether the server may have a referrers API: it did not deny it within the last
+    /// hour.
+    pub(crate) fn may_list_referrers(&self, origin: &str) -> bool {
+        let denied = self.lock().without_referrers.get(origin).copied();
+        denied.is_none_or(|denied| denied.elapsed() >= WITHOUT_REFERRERS)
     }
 
-    /// Notes that the server has, or lacks, the referrers API.
+    /// Notes that the server has, or lacks, a referrers API.
     pub(crate) fn note_referrers_api(&self, origin: &str, api: ReferrersApi) {
-        let apis = &mut self.lock().referrers_apis;
-        apis.retain(|_, (_, seen)| seen.elapsed() < REFERRERS_API_AGE);
-        apis.insert(origin.to_owned(), (api, Instant::now()));
+        let denials = &mut self.lock().without_referrers;
+        denials.retain(|known, denied| known != origin && denied.elapsed() < WITHOUT_REFERRERS);
+        if api == ReferrersApi::Missing {
+            denials.insert(origin.to_owned(), Instant::now());
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Servers> {
@@ -147,17 +150,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_is_asked_for_its_referrers_api_again_after_an_hour() {
+    async fn a_server_without_referrers_is_asked_again_after_an_hour() {
         let pool = ClientPool::default();
-        assert_eq!(pool.referrers_api("http://a.example"), None);
         pool.note_referrers_api("http://a.example", ReferrersApi::Missing);
         pool.note_referrers_api("http://b.example", ReferrersApi::Missing);
         pool.note_referrers_api("http://b.example", ReferrersApi::Present);
-        let both = [("a", ReferrersApi::Missing), ("b", ReferrersApi::Present)];
-        let ask = |name: &str| pool.referrers_api(&format!("http://{name}.example"));
-        assert!(both.iter().all(|&(name, api)| ask(name) == Some(api)));
-        tokio::time::advance(REFERRERS_API_AGE).await;
-        assert!(both.iter().all(|&(name, _)| ask(name).is_none()));
+        for (origin, may) in [("http://a.example", false), ("http://b.example", true)] {
+            assert_eq!(pool.may_list_referrers(origin), may, "{origin}");
+        }
+        tokio::time::advance(WITHOUT_REFERRERS).await;
+        assert!(pool.may_list_referrers("http://a.example"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,9 +9,8 @@
 mod index;
 mod push;
 
-use std::{collections::HashSet, pin::pin};
+use std::collections::HashSet;
 
-use futures_util::future::{Either, select};
 use lazuli_image::{
     Digest,
     oci::{Descriptor, media_type},
@@ -39,38 +38,17 @@ pub(crate) use push::{Referrer, enlist, push};
 /// page, and most of them filter, so that ours are on the first.
 const PAGE_LIMIT: usize = 4;
 
-/// The referrers of `subject`, of one type or of all. A server is asked for both lists at once
-/// while it is unknown which one it has: a start with a policy waits for the answer.
+/// The referrers of `subject`, of one type or of all.
 pub(crate) async fn list(
     client: &Client,
     subject: &Digest,
     artifact_type: Option<&str>,
 ) -> Result<Vec<Descriptor>, RegistryError> {
-    let from_api = listed(client, subject, artifact_type);
-    let under_tag = tagged_of_type(client, subject, artifact_type);
-    match client.referrers_api() {
-        Some(ReferrersApi::Missing) => under_tag.await,
-        Some(ReferrersApi::Present) => match from_api.await? {
-            Some(found) => Ok(found),
-            None => under_tag.await,
-        },
-        None => match select(pin!(from_api), pin!(under_tag)).await {
-            Either::Left((Ok(None), under_tag)) => under_tag.await,
-            Either::Left((found, _)) => Ok(found?.unwrap_or_default()),
-            Either::Right((tagged, from_api)) => match from_api.await? {
-                Some(found) => Ok(found),
-                None => tagged,
-            },
-        },
+    if client.may_list_referrers()
+        && let Some(found) = listed(client, subject, artifact_type).await?
+    {
+        return Ok(found);
     }
-}
-
-/// The referrers of one type, or of all, that are listed under a tag.
-async fn tagged_of_type(
-    client: &Client,
-    subject: &Digest,
-    artifact_type: Option<&str>,
-) -> Result<Vec<Descriptor>, RegistryError> {
     match tagged(client, subject, &client.scope("pull")).await {
         Ok(index) => Ok(index.map_or_else(Vec::new, |index| index.of_type(artifact_type))),
         // "If the tag schema does not return a valid image index, the client SHOULD assume there
@@ -127,7 +105,6 @@ async fn listed(
             _ => break,
         }
     }
-    client.note_referrers_api(ReferrersApi::Present);
     Ok(Some(found))
 }
 

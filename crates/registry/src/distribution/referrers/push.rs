@@ -113,8 +113,7 @@ pub(crate) async fn enlist(
     subject: &Digest,
     entries: &[Descriptor],
 ) -> Result<(), RegistryError> {
-    let may_have_api = client.referrers_api() != Some(ReferrersApi::Missing);
-    if may_have_api && listed(client, subject, None).await?.is_some() {
+    if client.may_list_referrers() && listed(client, subject, None).await?.is_some() {
         return Ok(());
     }
     list(client, subject, entries, None).await

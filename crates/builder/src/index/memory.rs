@@ -1,8 +1,9 @@
 //! Limits the memory in which nodes make trees of other people's images.
 //!
 //! A few stored kilobytes unpack to millions of entries, each with attributes of up to 64 KiB. So
-//! entries are counted while they are read, and what all images together take is bounded. An image
-//! may take half of what is left, so that none can take all of it from others.
+//! entries are counted while they are read, and what all images together take is bounded. An image,
+//! or a layer that is read alone, may take half of what is left, so that none can take all of it
+//! from others.
 
 use std::{
     mem,
@@ -14,7 +15,7 @@ use crate::{
     error::BuildError,
 };
 
-/// Bytes of the entries of all images that are being made. The largest image known, with 400,000
+/// Bytes of the entries and chunks of all images that are being made. The largest image known, with 400,000
 /// files, takes 110 MB; the tree and the bootstrap that are made of entries take as much again.
 const ALL: u64 = 512 << 20;
 

@@ -72,7 +72,7 @@ enum Unused {
     /// The directory of a blob.
     Blob(PathBuf),
     /// A file beside the cache.
-    Beside(PathBuf),
+    ExtraFiles(PathBuf),
 }
 
 /// Counters of evictions since the cache was opened.
@@ -185,8 +185,8 @@ impl Cache {
     /// uses, and returns how many it were.
     fn free_unused(&self, bytes: u64) -> u64 {
         let blobs = self.unused_since().into_iter().map(|(last, dir)| (last, Unused::Blob(dir)));
-        let beside = self.unused_beside().into_iter();
-        let beside = beside.map(|(last, path)| (last, Unused::Beside(path)));
+        let beside = self.unused_extra_files().into_iter();
+        let beside = beside.map(|(last, path)| (last, Unused::ExtraFiles(path)));
         let mut all: Vec<_> = blobs.chain(beside).collect();
         all.sort();
         let mut freed = 0;
@@ -196,7 +196,7 @@ impl Cache {
             }
             freed += match unused {
                 Unused::Blob(dir) => self.try_remove(&dir),
-                Unused::Beside(path) => self.remove_beside(&path),
+                Unused::ExtraFiles(path) => self.remove_extra_file(&path),
             };
         }
         freed

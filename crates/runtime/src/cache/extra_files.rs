@@ -11,7 +11,7 @@ use std::{
 use super::Cache;
 
 /// Keeps such files, in a directory of [`super::Settings::metadata`].
-pub(crate) trait Beside: Debug + Send + Sync {
+pub(crate) trait ExtraFiles: Debug + Send + Sync {
     /// Files that nothing uses, and when each of them was used last. Blocks.
     fn unused(&self) -> Vec<(SystemTime, PathBuf)>;
 
@@ -20,21 +20,21 @@ pub(crate) trait Beside: Debug + Send + Sync {
 }
 
 impl Cache {
-    /// Lets eviction remove files of `beside` as well. Only the first call counts.
-    pub(crate) fn evict_beside(&self, beside: Arc<dyn Beside>) {
-        let _ = self.beside.set(beside);
+    /// Lets eviction remove these files as well. Only the first call counts.
+    pub(crate) fn evict_extra_files(&self, files: Arc<dyn ExtraFiles>) {
+        let _ = self.extra_files.set(files);
     }
 
-    pub(super) fn unused_beside(&self) -> Vec<(SystemTime, PathBuf)> {
-        self.beside.get().map(|beside| beside.unused()).unwrap_or_default()
+    pub(super) fn unused_extra_files(&self) -> Vec<(SystemTime, PathBuf)> {
+        self.extra_files.get().map(|files| files.unused()).unwrap_or_default()
     }
 
-    pub(super) fn remove_beside(&self, path: &Path) -> u64 {
-        let Some(beside) = self.beside.get() else { return 0 };
+    pub(super) fn remove_extra_file(&self, path: &Path) -> u64 {
+        let Some(files) = self.extra_files.get() else { return 0 };
         let cannot = |error: &io::Error| {
             tracing::warn!(path = %path.display(), %error, "cannot remove what is not in use");
         };
-        let freed = beside.remove(path).inspect_err(cannot).unwrap_or(0);
+        let freed = files.remove(path).inspect_err(cannot).unwrap_or(0);
         self.budget.count_bytes(freed);
         freed
     }

@@ -47,7 +47,7 @@ use tokio::sync::mpsc::Receiver;
 
 pub(crate) use self::{
     blob::{Ahead, Listener},
-    extra_files::Beside,
+    extra_files::ExtraFiles,
     failed_reads::FailedRead,
     ready::ReadyMap,
 };
@@ -150,8 +150,8 @@ pub struct Cache {
     /// See [`Cache::give`], by device and inode.
     given: store::Given,
     budget: Arc<Budget>,
-    /// See [`Cache::evict_beside`].
-    beside: OnceLock<Arc<dyn Beside>>,
+    /// See [`Cache::evict_extra_files`].
+    extra_files: OnceLock<Arc<dyn ExtraFiles>>,
     /// Chunks that blobs can copy from each other.
     chunk_index: ChunkIndex,
     /// Readers that may be on their way to a page.
@@ -198,7 +198,7 @@ impl Cache {
             blobs: Mutex::default(),
             given: Mutex::default(),
             budget: Arc::default(),
-            beside: OnceLock::new(),
+            extra_files: OnceLock::new(),
             chunk_index: ChunkIndex::default(),
             released: Arc::default(),
             clock: Arc::new(Clock::new()),

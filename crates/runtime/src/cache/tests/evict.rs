@@ -9,7 +9,7 @@ use std::{
 use lazuli_image::Digest;
 
 use super::*;
-use crate::cache::{Beside, KeepFree};
+use crate::cache::{ExtraFiles, KeepFree};
 
 const CHUNK: usize = 64 << 10;
 
@@ -180,7 +180,7 @@ async fn metadata_of_images_counts() {
 #[derive(Debug)]
 struct Files(std::path::PathBuf);
 
-impl Beside for Files {
+impl ExtraFiles for Files {
     fn unused(&self) -> Vec<(std::time::SystemTime, std::path::PathBuf)> {
         let entries = std::fs::read_dir(&self.0).unwrap().flatten();
         entries.map(|it| (it.metadata().unwrap().modified().unwrap(), it.path())).collect()
@@ -208,7 +208,7 @@ async fn unused_files_beside_the_cache_go_oldest_first() {
     old.set_modified(an_hour_ago).unwrap();
     let limits = Settings { metadata: vec![beside], ..limited(size * 5 / 2, Duration::ZERO) };
     let cache = Cache::open(&dir.path().join("cache"), limits).unwrap();
-    cache.evict_beside(std::sync::Arc::new(Files(kind.clone())));
+    cache.evict_extra_files(std::sync::Arc::new(Files(kind.clone())));
     let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
     blob.ensure(sample.all()).await.unwrap();
     blob.completed().await;

@@ -68,7 +68,7 @@ impl Ordinaries {
         cache: Arc<Cache>,
     ) -> io::Result<Self> {
         let store = Arc::new(IndexStore::open(root)?);
-        cache.evict_beside(store.clone());
+        cache.evict_extra_files(store.clone());
         let (recent, pulls, waiting, unknown) = Default::default();
         Ok(Ordinaries { gate, registry, cache, store, recent, pulls, settings, waiting, unknown })
     }

@@ -11,7 +11,7 @@ use std::{
 use lazuli_image::{Digest, oci::Manifest};
 
 use super::{BLOBS, IMAGES, ImageRecord, IndexStore, LAYERS, ORDINARY, SPOOLS, remove};
-use crate::cache::Beside;
+use crate::cache::ExtraFiles;
 
 /// How long an index must not have been used before it may be evicted: an image that is being
 /// pulled is recorded only when its first layer is known.
@@ -30,7 +30,7 @@ pub(super) fn sweep_spools(store: &IndexStore) -> io::Result<()> {
     Ok(())
 }
 
-impl Beside for IndexStore {
+impl ExtraFiles for IndexStore {
     /// Indexes of layers that containerd has in no image, and spools that do not grow.
     fn unused(&self) -> Vec<(SystemTime, PathBuf)> {
         let used: HashSet<String> = used(self).iter().map(Digest::hex).collect();

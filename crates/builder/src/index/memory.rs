@@ -15,8 +15,9 @@ use crate::{
     error::BuildError,
 };
 
-/// Bytes of the entries and chunks of all images that are being made. The largest image known, with 400,000
-/// files, takes 110 MB; the tree and the bootstrap that are made of entries take as much again.
+/// Bytes of the entries and chunks of all images that are being made. The largest image known, with
+/// 400,000 files, takes 110 MB; the tree and the bootstrap that are made of entries take as much
+/// again.
 const ALL: u64 = 512 << 20;
 
 /// One limit per process, as memory is.

@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
+    panic::{AssertUnwindSafe, catch_unwind},
     time::Duration,
 };
 
@@ -381,17 +382,22 @@ fn a_registry_that_hangs_holds_up_no_pull_of_another(containerd: Containerd) {
         let digest = lazuli_image::Algorithm::Sha256.digest(&layer.stored().unwrap()).to_string();
         hanging.fault("GET", &digest, usize::MAX, Fault::Drip(Duration::from_millis(100)));
     }
-    let (pulled, had_ended) = std::thread::scope(|scope| {
-        let pull = scope.spawn(|| rig.pull(&first));
+    let (ended, had_ended, pulled) = std::thread::scope(|scope| {
+        let held = scope.spawn(|| rig.pull(&first));
         let both = || layers[1..].iter().all(|layer| fetched(&hanging, layer) > 0);
-        let is_asked = std::panic::catch_unwind(|| wait("requests for what both have", both));
-        let pulled = is_asked.map(|()| rig.pull(&second));
-        let had_ended = pull.is_finished();
+        let asked = catch_unwind(|| wait("requests for what both have", both));
+        let pull = scope.spawn(|| rig.pull(&second));
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            asked.unwrap();
+            wait("the second pull", || pull.is_finished());
+        }));
+        let had_ended = held.is_finished();
         hanging.go_away();
         // It fails, or has its layers from the other one by now.
-        let _ = pull.join();
-        (pulled, had_ended)
+        let _ = held.join();
+        (ended, had_ended, pull.join())
     });
+    ended.unwrap();
     pulled.unwrap().unwrap();
     assert!(!had_ended, "the registry does not hang");
     assert_eq!(scene.run(&second, &WHO), "you\n");

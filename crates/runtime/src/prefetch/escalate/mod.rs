@@ -261,7 +261,8 @@ impl Start<'_> {
                 continue;
             };
             let size = blobs[blob].chunk(chunk).stored_share();
-            if size <= self.left && !blobs[blob].is_under_way(chunk) {
+            let is_on_its_way = blobs[blob].is_under_way(chunk);
+            if size <= self.left && !is_on_its_way && !self.listener.is_touched((blob, chunk)) {
                 return Some(((blob, chunk), size));
             }
             self.place += 1;

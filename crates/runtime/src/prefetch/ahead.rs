@@ -12,7 +12,7 @@ use std::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
@@ -75,6 +75,37 @@ impl Pace {
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
+
+    /// Bytes that arrive in this time; `None` before anything was measured.
+    fn arriving_in(&self, time: Duration) -> Option<u64> {
+        let rate = f64::from_bits(self.rate.load(Ordering::Relaxed));
+        (rate > 0.0).then_some((rate * time.as_secs_f64()) as u64)
+    }
+}
+
+/// The shortest time that a request took: about a round trip.
+#[derive(Clone, Debug)]
+pub(super) struct Shortest(Arc<AtomicU64>);
+
+impl Default for Shortest {
+    fn default() -> Self {
+        Shortest(Arc::new(AtomicU64::new(u64::MAX)))
+    }
+}
+
+impl Shortest {
+    fn add(&self, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.0.fetch_min(nanos, Ordering::Relaxed);
+    }
+
+    /// Bytes that fill the link to the registry of these requests. With a busy processor more may
+    /// be in flight for no gain, in particular from a registry nearby.
+    pub(super) fn filled_by(&self, pace: &Pace) -> u64 {
+        let nanos = self.0.load(Ordering::Relaxed);
+        let filled = pace.arriving_in(Duration::from_nanos(nanos)).unwrap_or(u64::MAX);
+        filled.clamp(pace.least, pace.bytes())
+    }
 }
 
 /// The reason for a fetch.
@@ -102,17 +133,23 @@ pub(super) struct Gauge<'a> {
     arrived: u64,
     /// Bytes per second when the pace was last changed.
     rate: f64,
+    shortest: Shortest,
 }
 
 impl<'a> Gauge<'a> {
     pub(super) fn new(pace: &'a Pace) -> Self {
-        Gauge { pace, since: Instant::now(), arrived: 0, rate: 0.0 }
+        let shortest = Shortest::default();
+        Gauge { pace, since: Instant::now(), arrived: 0, rate: 0.0, shortest }
     }
 
     /// Continues where the last transfer at this pace ended: many small transfers count as one
     /// large one.
     pub(super) fn resume(pace: &'a Pace) -> Self {
         Gauge { rate: f64::from_bits(pace.rate.load(Ordering::Relaxed)), ..Gauge::new(pace) }
+    }
+
+    pub(super) fn shortest(&self) -> Shortest {
+        self.shortest.clone()
     }
 
     /// Bytes arrived while the link was kept busy.
@@ -183,8 +220,12 @@ pub(super) async fn fetch_by(
             if !is_last && bytes_under_way + window <= most {
                 break;
             }
-            let Some((bytes, fetched)) = under_way.next().await else { break };
+            let Some((bytes, took, fetched)) = under_way.next().await else { break };
             bytes_under_way -= bytes;
+            // Chunks that are copied from other blobs cost no request.
+            if bytes > 0 {
+                gauge.shortest.add(took);
+            }
             if is_beside {
                 gauge.pause()
             } else {
@@ -228,7 +269,11 @@ pub(super) async fn fetch_by(
         for (blob, chunks) in &by_blob(window) {
             for (bytes, request) in blobs[*blob].prefetch(chunks, part, held) {
                 bytes_under_way += bytes;
-                under_way.push(async move { (bytes, request.await) });
+                let begun = Instant::now();
+                under_way.push(async move {
+                    let fetched = request.await;
+                    (bytes, begun.elapsed(), fetched)
+                });
             }
         }
     }
@@ -284,4 +329,27 @@ fn by_blob(places: Vec<ChunkAt>) -> BTreeMap<usize, Vec<usize>> {
         chunks.dedup();
     }
     chunks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nearby_registry_needs_few_bytes_in_flight() {
+        let pace = Pace::from(256 << 10);
+        pace.bytes.store(MOST, Ordering::Relaxed);
+        let filled_by = |millis| {
+            let shortest = Shortest::default();
+            shortest.add(Duration::from_millis(1000));
+            shortest.add(Duration::from_millis(millis));
+            shortest.filled_by(&pace)
+        };
+        assert_eq!(filled_by(20), MOST, "nothing was measured");
+        pace.rate.store(100e6_f64.to_bits(), Ordering::Relaxed);
+        assert_eq!(filled_by(20), 2_000_000);
+        assert_eq!(filled_by(1), 256 << 10);
+        assert_eq!(filled_by(500), MOST);
+        assert_eq!(Shortest::default().filled_by(&pace), MOST, "no request has ended");
+    }
 }

@@ -81,6 +81,12 @@ impl MissListener {
         }
     }
 
+    /// Returns whether a reader has asked for a chunk. It may do so a moment before its request is
+    /// in flight.
+    pub(super) fn is_touched(&self, (blob, chunk): ChunkAt) -> bool {
+        self.shared.chunks[blob].touched.is_ready(chunk)
+    }
+
     /// Number of chunks touched so far, and how many of them were misses.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);

@@ -9,15 +9,16 @@
 //!
 //! A miss costs one round trip, one bandwidth-delay product of bytes. It buys twice that near the
 //! misses, and four times when the whole image is in scope: while a start keeps missing, the link
-//! is busy, and soon after misses stop, so does escalation. Bytes that are bought and not read cost
-//! only their transfer, up to [`Settings::escalate_bytes`](super::Settings::escalate_bytes) for a
-//! start.
+//! is busy, and soon after misses stop, so does escalation. If what was bought spared the start
+//! fewer round trips than its transfer took, a miss buys only what arrives while its reader waits.
+//! A start may have [`Settings::escalate_bytes`](super::Settings::escalate_bytes) of bytes.
 
 mod files;
 mod miss_listener;
 mod ranking;
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -34,7 +35,7 @@ use self::{
 };
 use super::{
     Image, Prefetcher,
-    ahead::{self, ChunkAt, Gauge, Pace, Purpose},
+    ahead::{self, ChunkAt, Gauge, Pace, Purpose, Shortest},
     turn,
 };
 use crate::cache::CachedBlob;
@@ -51,8 +52,11 @@ const LEAST: u64 = 256 << 10;
 const NEAR: u64 = 2;
 const ANYWHERE: u64 = 4;
 
-/// Most bytes in flight that a miss buys a multiple of: 1 Gbit/s at 32 ms. On a busy machine more
-/// may be in flight for no gain.
+/// Bytes after which it is judged what they were good for, as a multiple of those that fill the
+/// link.
+const TRIAL: u64 = 16;
+
+/// Most bytes in flight that a miss buys a multiple of: 1 Gbit/s at 32 ms.
 const FULL: u64 = 4 << 20;
 
 /// How long one start delays the others: more than a registry that answers needs to fill the link
@@ -119,13 +123,18 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
     }
     let begun = Instant::now();
     let Some(ranking) = rank(image).await else { return };
+    let mut gauge = Gauge::resume(&escalation.pace);
     let mut start = Start {
         listener,
         image,
         escalation,
         begun,
         ranking,
+        shortest: gauge.shortest(),
         left,
+        spent: 0,
+        unread: HashSet::new(),
+        spared: 0,
         credit: 0,
         order: Vec::new(),
         place: 0,
@@ -134,7 +143,6 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
         is_refused: false,
     };
     start.learn(known);
-    let mut gauge = Gauge::resume(&escalation.pace);
     while start.left > 0 && !start.is_refused {
         if start.credit == 0 {
             listener.more().await;
@@ -175,8 +183,14 @@ struct Start<'a> {
     escalation: &'a Escalation,
     begun: Instant,
     ranking: Ranking,
+    /// Of its requests.
+    shortest: Shortest,
     /// Bytes that it may have yet, and that its misses have bought.
     left: u64,
+    spent: u64,
+    /// Chunks that it has fetched and that were not read yet, and the number of those that were.
+    unread: HashSet<ChunkAt>,
+    spared: u64,
     credit: u64,
     /// Files to fetch, the next one last, and the number of its chunks that were examined.
     order: Vec<u32>,
@@ -201,12 +215,13 @@ impl Start<'_> {
         let (scope, was_idle) = (self.ranking.scope(), self.credit == 0);
         for place in &news.touched {
             self.ranking.note_read(*place);
+            self.spared += u64::from(self.unread.remove(place));
         }
         for place in &news.missed {
             self.ranking.note_missed(*place);
-            let times = if self.ranking.scope() == Scope::Image { ANYWHERE } else { NEAR };
-            let full = self.escalation.pace.bytes().min(FULL);
-            self.credit = self.credit.saturating_add(times * full);
+            let full = self.shortest.filled_by(&self.escalation.pace).min(FULL);
+            let worth = worth_of_a_miss(full, self.ranking.scope(), self.spent, self.spared);
+            self.credit = self.credit.saturating_add(worth);
         }
         self.is_stale = true;
         if !news.missed.is_empty() {
@@ -246,7 +261,8 @@ impl Start<'_> {
                 continue;
             };
             let size = blobs[blob].chunk(chunk).stored_share();
-            if size <= self.left && !blobs[blob].is_under_way(chunk) {
+            let is_on_its_way = blobs[blob].is_under_way(chunk);
+            if size <= self.left && !is_on_its_way && !self.listener.is_touched((blob, chunk)) {
                 return Some(((blob, chunk), size));
             }
             self.place += 1;
@@ -282,7 +298,36 @@ impl Iterator for Turn<'_, '_> {
         self.start.place += 1;
         self.bytes += size;
         self.start.left -= size;
+        self.start.spent += size;
+        self.start.unread.insert(place);
         self.start.credit = self.start.credit.saturating_sub(size);
         Some(place)
+    }
+}
+
+/// Bytes that a miss buys where `full` fill the link, after `spent` bytes have spared a start so
+/// many misses.
+fn worth_of_a_miss(full: u64, scope: Scope, spent: u64, spared: u64) -> u64 {
+    let was_worth_it = spent < TRIAL * full || spared * full >= spent;
+    let times = match scope {
+        _ if !was_worth_it => 1,
+        Scope::Image => ANYWHERE,
+        Scope::Directories | Scope::Packages => NEAR,
+    };
+    times * full
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_miss_buys_less_when_earlier_ones_bought_what_is_not_read() {
+        let full = 1 << 20;
+        assert_eq!(worth_of_a_miss(full, Scope::Directories, 0, 0), 2 * full);
+        assert_eq!(worth_of_a_miss(full, Scope::Image, 15 * full, 0), 4 * full, "too early");
+        assert_eq!(worth_of_a_miss(full, Scope::Image, 16 * full, 16), 4 * full);
+        assert_eq!(worth_of_a_miss(full, Scope::Image, 16 * full, 15), full);
+        assert_eq!(worth_of_a_miss(full, Scope::Packages, 40 * full, 1), full);
     }
 }

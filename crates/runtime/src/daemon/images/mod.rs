@@ -13,11 +13,13 @@ use lazuli_registry::{ImageName, Keyring, Login, Manifest, Options};
 use super::{
     DaemonError,
     api::MountRequest,
-    measurements::Measurements,
-    mount::InUse,
+    mounts::mount::InUse,
     node::Node,
-    occupied::{self, Occupied},
-    status_parts::{Explain, MirrorActivity},
+    status::{
+        measurements::Measurements,
+        occupied::{self, Occupied},
+        parts::{Explain, MirrorActivity},
+    },
 };
 use crate::path_error::At as _;
 

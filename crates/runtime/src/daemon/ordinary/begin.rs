@@ -11,7 +11,7 @@ use super::{
     vouched::Vouched,
     whole_layer::LayerError,
 };
-use crate::daemon::logins::Lent;
+use crate::daemon::admission::logins::Lent;
 
 impl Ordinaries {
     /// Begins to pull all layers of an image that are not known.

@@ -8,7 +8,7 @@ use lazuli_registry::{ImageName, IndexTrust, Manifest};
 
 use super::{layers::is_ordinary, vouched::Vouched};
 use crate::{
-    daemon::{DaemonError, api::MountRequest, node::Node, pins::Pin},
+    daemon::{DaemonError, admission::pins::Pin, api::MountRequest, node::Node},
     image::{
         ImageError, StoredImage,
         lower_layers::{Prefix, PrefixError},

@@ -23,7 +23,7 @@ impl MountRequest {
     }
 
     /// The name of the image, and the digest of its manifest, which has to be in it.
-    pub(in crate::daemon) fn pinned(&self) -> Result<(ImageName, Digest), DaemonError> {
+    pub(in crate::daemon) fn name_and_digest(&self) -> Result<(ImageName, Digest), DaemonError> {
         let name: ImageName = self.image.parse()?;
         match name.selector() {
             Some(Selector::Digest(digest)) => Ok((name, digest)),
@@ -65,7 +65,7 @@ impl Node {
         &self,
         request: &MountRequest,
     ) -> Result<Verified, DaemonError> {
-        let (_, digest) = request.pinned()?;
+        let (_, digest) = request.name_and_digest()?;
         let (asked, options) = (request.asked()?, self.options(request));
         let question = Question::resolved(&asked, manifest_descriptor(digest), &options);
         Ok(self.gate.admit(question).await?)

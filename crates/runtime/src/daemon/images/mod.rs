@@ -120,7 +120,7 @@ impl Images {
             return true;
         }
         let alone = async {
-            let (name, _) = request.pinned()?;
+            let (name, _) = request.name_and_digest()?;
             let keyring = Keyring::default();
             keyring.set("alone", &name, login.clone());
             let options = Options { keyring, ..self.0.options(request) };

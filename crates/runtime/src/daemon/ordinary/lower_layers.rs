@@ -28,7 +28,7 @@ impl Node {
         name: &ImageName,
         count: u32,
     ) -> Result<Shown, DaemonError> {
-        let (_, digest) = request.pinned()?;
+        let (_, digest) = request.name_and_digest()?;
         let manifest = match self.recent.get(name) {
             Some(manifest) => manifest,
             None => self.ordinaries.manifest(name, &digest, &self.options(request)).await?,

@@ -120,7 +120,7 @@ pub(super) async fn commit(
                 match decoded.as_ref().map_err(Clone::clone).and_then(accept) {
                     Err(error @ ReadError::Corrupt { .. }) => committed.wrong.push((lease, error)),
                     result => {
-                        from.place.was_right();
+                        from.source.was_right();
                         committed.failed = committed.failed.or(result.clone().err());
                         lease.finish(result);
                     }

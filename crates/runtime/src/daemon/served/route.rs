@@ -58,11 +58,11 @@ impl ImageRoute {
     }
 }
 
-/// Every place that holds the image, in the order in which they are to be asked.
-fn places(repository: &Arc<dyn Repository>) -> Vec<Arc<dyn Pull>> {
-    let places = repository.clone().places();
+/// The servers that have the image, in the order in which they are to be asked.
+fn servers(repository: &Arc<dyn Repository>) -> Vec<Arc<dyn Pull>> {
+    let servers = repository.clone().places();
     // The repository's own error then reports that no server may be asked.
-    if places.is_empty() { vec![repository.clone()] } else { places }
+    if servers.is_empty() { vec![repository.clone()] } else { servers }
 }
 
 /// The routes to one image.
@@ -80,16 +80,16 @@ struct KnownRoute {
 
 type Sources = Vec<Arc<dyn BlobSource>>;
 
-/// For each of `blobs` one source per place of `repository` that suits it.
+/// For each of `blobs` one source per server of `repository` that suits it.
 fn sources(repository: &Arc<dyn Repository>, blobs: &[Blob]) -> Vec<Sources> {
-    let places = places(repository);
+    let servers = servers(repository);
     let of_blob = |blob: &Blob| {
-        let source = |place: &Arc<dyn Pull>| {
-            let source = RepositorySource::new(place.clone(), blob.id, blob.stored_size);
+        let source = |server: &Arc<dyn Pull>| {
+            let source = RepositorySource::new(server.clone(), blob.id, blob.stored_size);
             Arc::new(source) as Arc<dyn BlobSource>
         };
-        let suits = |place: &&Arc<dyn Pull>| place.request_policy().suits_size(blob.stored_size);
-        places.iter().filter(suits).map(source).collect()
+        let suits = |server: &&Arc<dyn Pull>| server.request_policy().suits_size(blob.stored_size);
+        servers.iter().filter(suits).map(source).collect()
     };
     blobs.iter().map(of_blob).collect()
 }

@@ -99,10 +99,10 @@ impl Fetch<'_> {
         let started = Instant::now();
         (0..held.requests()).for_each(|_| self.meter.request());
         let bytes = timeout(HELD, held.bytes()).await.ok()??;
-        let place = self.sources.list().into_iter().next()?;
+        let source = self.sources.list().into_iter().next()?;
         self.meter.arrived(bytes.len() as u64);
         let permit = self.memory.take(bytes.len() as u64, self.claim).await;
-        Some(Answer { bytes, place, started, _permit: permit })
+        Some(Answer { bytes, source, started, _permit: permit })
     }
 
     /// Reads from all places. Starts over when other sources replace them, or when a source is

@@ -23,10 +23,10 @@ const MAX_CHUNKS: usize = 1 << 20;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct ChunkIndex(Mutex<Index>);
+pub(super) struct ChunkIndex(Mutex<Locations>);
 
 #[derive(Debug, Default)]
-struct Index {
+struct Locations {
     /// By the beginning of the digest.
     chunks: HashMap<u64, Location>,
     /// Names of directories in the cache.
@@ -37,7 +37,7 @@ struct Index {
 /// The place of a chunk's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Location {
-    /// Position in [`Index::blobs`].
+    /// Position in [`Locations::blobs`].
     blob: u32,
     /// The first block in the blob's data file. The format limits files to 2^32 blocks.
     block: u32,

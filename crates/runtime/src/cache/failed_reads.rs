@@ -53,7 +53,7 @@ pub(crate) struct FailedRead {
 /// The reporter of failed reads.
 #[derive(Debug)]
 pub(super) struct FailedReads {
-    state: Mutex<State>,
+    state: Mutex<Allowances>,
     reports: Sender<FailedRead>,
     listener: Mutex<Option<Receiver<FailedRead>>>,
 }
@@ -74,13 +74,13 @@ struct Allowance {
 }
 
 #[derive(Debug)]
-struct State {
+struct Allowances {
     node: Allowance,
-    images: HashMap<Account, ImageState>,
+    images: HashMap<Account, ImageReports>,
 }
 
 #[derive(Debug)]
-struct ImageState {
+struct ImageReports {
     allowance: Allowance,
     unreported: u64,
     last: Option<(Question, Instant)>,
@@ -105,9 +105,9 @@ impl Allowance {
     }
 }
 
-impl State {
+impl Allowances {
     /// The state of one image, which another one gives way to if there are too many.
-    fn of(&mut self, image: Account, now: Instant) -> (&mut Allowance, &mut ImageState) {
+    fn of(&mut self, image: Account, now: Instant) -> (&mut Allowance, &mut ImageReports) {
         if self.images.len() >= IMAGES && !self.images.contains_key(&image) {
             let oldest = self.images.iter().min_by_key(|(_, state)| state.allowance.refilled);
             if let Some(oldest) = oldest.map(|(image, _)| *image) {
@@ -115,7 +115,7 @@ impl State {
             }
         }
         let new =
-            || ImageState { allowance: Allowance::new(IMAGE, now), unreported: 0, last: None };
+            || ImageReports { allowance: Allowance::new(IMAGE, now), unreported: 0, last: None };
         (&mut self.node, self.images.entry(image).or_insert_with(new))
     }
 }
@@ -124,7 +124,7 @@ impl FailedReads {
     pub(super) fn new() -> Self {
         let (reports, listener) = channel(NODE.burst as usize);
         let node = Allowance::new(NODE, Instant::now());
-        let state = State { node, images: HashMap::new() };
+        let state = Allowances { node, images: HashMap::new() };
         FailedReads { state: state.into(), reports, listener: Mutex::new(Some(listener)) }
     }
 

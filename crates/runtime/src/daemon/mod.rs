@@ -19,50 +19,36 @@
 //!   mirror/       certificates of the mirror, and what it answers while a registry is away
 //!   verdicts/     which images may run, by the policy in force
 //! ```
+//!
+//! The modules, from a request to its answer:
+//!
+//! ```text
+//! control      the control socket; `api` has its messages
+//! images       requests from other parts of the worker: snapshots, pulls
+//! admission    from a name to an image that may run
+//! mounts       making, ending and taking over mounts
+//! served       images while they are mounted: their blobs and routes
+//! filesystems  their EROFS file systems and FUSE connections in the kernel
+//! ordinary     images that containerd does not unpack
+//! background   prefetch on request, scrub, and what removed images leave
+//! status       `lazuli status`, measurements, failed reads
+//! ```
 
 mod admission;
-mod adopt_mounts;
 mod api;
-mod attachment;
-mod client;
-mod container;
-mod direct_reads;
+mod background;
+mod control;
 mod drivers;
 mod error;
-mod expected;
-mod failed_reads;
-mod fetch_locks;
 mod filesystems;
-mod fuse_blobs;
 mod images;
-mod latest_failures;
-mod leftovers;
-mod logins;
-mod measurements;
-mod mount;
-mod mount_table;
-mod mount_users;
+mod mounts;
 mod node;
-mod occupied;
 mod ordinary;
-mod pins;
-mod prefetch;
-mod prefetch_jobs;
-mod recent;
 mod record;
-mod refresh_routes;
-mod remember;
-mod resolve;
-mod route;
-mod scrub;
-mod served_image;
-mod served_images;
-mod server;
+mod served;
 mod shutdown;
-mod socket;
-mod stale_pages;
 mod status;
-mod status_parts;
 
 use std::{
     io,
@@ -85,19 +71,26 @@ pub use api::{
     MountStatus, Mounted, PrefetchRequest, PrefetchStatus, Request, Response, ScrubBlob, ScrubPlan,
     ScrubStep, ScrubbedChunk, ServerStatus, SnapshotStatus, SnapshotsStatus, Status, UnusedBlob,
 };
-pub use client::{Client, ClientError};
-#[cfg(fuzzing)]
-pub use container::fuzz as container_groups;
+use background::leftovers;
+pub use control::client::{Client, ClientError};
+use control::{server, socket};
 use drivers::Fanotify;
 pub use error::DaemonError;
+use filesystems::stale_pages::Gap;
 pub use images::Images;
-pub use measurements::Measurements;
+use mounts::adopt;
 use node::Node;
-pub use occupied::Occupied;
 pub use ordinary::state::IndexSettings;
+use served::refresh_routes;
 pub use shutdown::Stop;
-use stale_pages::Gap;
-pub use status_parts::{Explain, MirrorActivity};
+#[cfg(fuzzing)]
+pub use status::container::fuzz as container_groups;
+use status::failed_reads;
+pub use status::{
+    measurements::Measurements,
+    occupied::Occupied,
+    parts::{Explain, MirrorActivity},
+};
 
 use crate::{
     cache::KeepFree,
@@ -383,7 +376,7 @@ pub fn check(root: &Path, readers: Readers) -> Result<(), DaemonError> {
         StoredImage::open(&images.join(record.manifest_digest.hex()))?;
     }
     let mounts = mountinfo::list().at(root)?;
-    let mountpoints = adopt_mounts::without_journal(&records, &mounts);
+    let mountpoints = adopt::without_journal(&records, &mounts);
     if readers == Readers::Keep && !mountpoints.is_empty() && !fuse::can_resend().unwrap_or(false) {
         return Err(DaemonError::WouldEnd { mountpoints });
     }

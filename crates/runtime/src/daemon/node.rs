@@ -13,23 +13,18 @@ use tokio::sync::{RwLock, watch};
 
 use super::{
     DaemonError, Settings,
+    admission::{
+        expected::Expected, fetch_locks::FetchLocks, logins::Logins, pins::Pins, recent::Recent,
+    },
     api::MountRequest,
+    background::{prefetch_jobs::PrefetchJobs, remember::Remembering},
     drivers::{Drivers, Fanotify},
-    expected::Expected,
-    fetch_locks::FetchLocks,
-    filesystems::{self, Filesystems},
-    logins::Logins,
-    mount_table::MountTable,
+    filesystems::erofs::{self, Filesystems},
+    mounts::table::MountTable,
     ordinary::state::Ordinaries,
-    pins::Pins,
-    prefetch_jobs::PrefetchJobs,
-    recent::Recent,
     record::Records,
-    remember::Remembering,
-    route::ImageRoute,
-    served_image::ServedImage,
-    served_images::ServedImages,
-    status_parts::StatusParts,
+    served::{image::ServedImage, images::ServedImages, route::ImageRoute},
+    status::parts::StatusParts,
 };
 use crate::{
     cache::{self, Cache},
@@ -109,7 +104,7 @@ impl Node {
         let prefetcher = Prefetcher::new(settings.prefetch.clone(), root, cache.clone());
         let drivers = Drivers::new(directory, link, fanotify, settings.direct_io);
         let filesystems = Filesystems::new(alive, drivers.probe.direct_reads.is_ok());
-        tokio::spawn(filesystems::sweep_while_used(Arc::downgrade(&filesystems)));
+        tokio::spawn(erofs::sweep_while_used(Arc::downgrade(&filesystems)));
         let registry = settings.registry.clone();
         tokio::task::spawn_blocking(move || registry.warm_up());
         Ok(Node {

@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use super::{DaemonError, mount_users, node::Node};
+use super::{DaemonError, filesystems::users, node::Node};
 
 /// How to handle images that are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Node {
 
     fn refuse_if_used(&self, mounts: &[(&Path, &str)]) -> Result<(), DaemonError> {
         if !mounts.is_empty() {
-            let describe = |(path, image): &(&Path, &str)| match mount_users::of(path) {
+            let describe = |(path, image): &(&Path, &str)| match users::of(path) {
                 holders if holders.is_empty() => format!("{image} at {}", path.display()),
                 holders => format!("{image} at {} (in use{holders})", path.display()),
             };

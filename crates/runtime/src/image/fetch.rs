@@ -26,7 +26,7 @@ use super::{
 };
 
 /// The files of an image's directory.
-pub(super) struct Content {
+pub(super) struct FetchedMetadata {
     pub(super) manifest: Vec<u8>,
     pub(super) config: Vec<u8>,
     pub(super) bootstrap: Arc<Bootstrap<Map>>,
@@ -61,7 +61,7 @@ pub(super) async fn fill<T, E: From<ImageError>>(
     directory: &Path,
     fetched: &mut Fetched,
     admission: impl Future<Output = Result<T, E>>,
-) -> Result<(Content, T), E> {
+) -> Result<(FetchedMetadata, T), E> {
     let path = directory.join(BOOTSTRAP);
     let bootstrap = async {
         match form {
@@ -95,7 +95,7 @@ pub(super) async fn fill<T, E: From<ImageError>>(
     fetched.bytes += config.content.len() as u64 + of_bootstrap.bytes;
     fetched.requests += config.requests + of_bootstrap.requests;
     let (manifest, config) = (manifest.raw.to_vec(), config.content.to_vec());
-    let content = Content {
+    let content = FetchedMetadata {
         manifest,
         config,
         bootstrap: Arc::new(bootstrap),

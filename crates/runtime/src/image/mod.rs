@@ -56,7 +56,7 @@ pub(crate) use self::directory::{directories, sweep, sync};
 use self::{
     chunk_limit::Purpose,
     directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, MANIFEST, Partial, read},
-    fetch::{Content, Form, fill},
+    fetch::{FetchedMetadata, Form, fill},
     point_files::Unusable,
 };
 pub use self::{
@@ -195,7 +195,7 @@ impl StoredImage {
                 (Arc::new(bootstrap), Some(reservation))
             }
         };
-        let content = Content { manifest: raw, config, bootstrap, reservation };
+        let content = FetchedMetadata { manifest: raw, config, bootstrap, reservation };
         Self::of(directory.to_owned(), manifest_digest, content)
     }
 
@@ -203,13 +203,13 @@ impl StoredImage {
     fn of(
         directory: PathBuf,
         manifest_digest: Digest,
-        content: Content,
+        content: FetchedMetadata,
     ) -> Result<Self, ImageError> {
         let damaged = |name: &str, problem: &str| ImageError::Damaged {
             path: directory.join(name),
             problem: problem.to_owned(),
         };
-        let Content { manifest: raw, config, bootstrap, reservation } = content;
+        let FetchedMetadata { manifest: raw, config, bootstrap, reservation } = content;
         chunk_limit::share(&manifest_digest, &bootstrap);
         drop(reservation);
         let manifest =

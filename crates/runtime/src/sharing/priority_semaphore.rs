@@ -41,11 +41,11 @@ pub(crate) struct PrioritySemaphore {
     total: u64,
     /// Kept for images that hold nothing, see [`PrioritySemaphore::shared`].
     reserve: u64,
-    state: Mutex<State>,
+    state: Mutex<Ledger>,
 }
 
 #[derive(Default)]
-struct State {
+struct Ledger {
     taken: u64,
     /// The part of `taken` that background work has.
     background: u64,
@@ -128,7 +128,7 @@ impl PrioritySemaphore {
 
     /// Gives requests while there are enough. Returns permits that were not waited for any more, to
     /// be dropped without the lock.
-    fn grant(self: &Arc<Self>, state: &mut State) -> Vec<Permit> {
+    fn grant(self: &Arc<Self>, state: &mut Ledger) -> Vec<Permit> {
         let mut lost = Vec::new();
         state.shares.retain(|_, share| {
             share.queue.retain(|waiting| !waiting.turn.is_closed());
@@ -149,7 +149,7 @@ impl PrioritySemaphore {
 
     /// The next claim, if enough is free. A claim that doesn't fit blocks those behind it, except
     /// those of images that hold nothing.
-    fn next(&self, state: &State) -> Option<(Account, Next)> {
+    fn next(&self, state: &Ledger) -> Option<(Account, Next)> {
         let next = |(account, share): (&Account, &Share)| {
             let reader = share.queue.iter().position(|waiting| waiting.claim.is_wanted());
             let (at, is_background) = (reader.unwrap_or(0), reader.is_none());
@@ -168,7 +168,7 @@ impl PrioritySemaphore {
         })
     }
 
-    fn fits(&self, state: &State, share: &Share, next: &Next) -> bool {
+    fn fits(&self, state: &Ledger, share: &Share, next: &Next) -> bool {
         let amount = share.queue[next.at].amount;
         let fits = |taken: u64, own: u64, total: u64, reserve: u64| match own {
             0 if reserve > 0 => taken + amount <= 2 * total,
@@ -180,7 +180,7 @@ impl PrioritySemaphore {
             && (!next.is_background || fits_behind())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Ledger> {
         lock(&self.state)
     }
 }

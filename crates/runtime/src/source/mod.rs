@@ -86,7 +86,7 @@ pub enum SourceError {
         /// Bytes in the blob.
         size: u64,
     },
-    /// The place that holds the blob failed.
+    /// The source failed.
     #[error("{source}")]
     Failed {
         /// Whether the same read may succeed a little later.
@@ -97,45 +97,45 @@ pub enum SourceError {
         #[source]
         source: Arc<dyn Error + Send + Sync>,
     },
-    /// The place delivered another number of bytes than it was asked for.
+    /// The source delivered another number of bytes than it was asked for.
     #[error("{got} bytes came from {source_name} instead of {expected}")]
     WrongSize {
-        /// The place.
+        /// The source, as [`BlobSource::describe`] names it.
         source_name: String,
         /// Bytes that were asked for.
         expected: u64,
         /// Bytes that came.
         got: u64,
     },
-    /// The source would have to fetch the range from a place that can be asked directly as well.
+    /// The source would have to fetch the range from a server that can be asked directly as well.
     #[error("no node has it yet ({source_name})")]
     AskOthers {
-        /// The place.
+        /// The source, as [`BlobSource::describe`] names it.
         source_name: String,
     },
     /// The source has not answered.
     #[error("nothing came from {source_name} within {:.1} s; is it overloaded, or a firewall in between?", waited.as_secs_f32())]
     Silent {
-        /// The place.
+        /// The source, as [`BlobSource::describe`] names it.
         source_name: String,
         /// How long it was waited for.
         waited: Duration,
     },
-    /// The place delivers too slowly to be of use.
+    /// The source delivers too slowly to be of use.
     #[error("next to nothing came from {source_name} within {:.1} s", period.as_secs_f32())]
     Slow {
-        /// The place.
+        /// The source, as [`BlobSource::describe`] names it.
         source_name: String,
         /// The time in which it was looked at.
         period: Duration,
     },
-    /// Every place failed for good.
+    /// Every source failed for good.
     #[error("{}", failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Everywhere {
         /// The failures of all sources, the most preferred first.
         failures: Vec<Arc<SourceError>>,
     },
-    /// There is no place to ask.
+    /// There is no source to ask.
     #[error("the blob has no source")]
     NoSource,
     /// Nothing was delivered in the time that the operator allows.
@@ -159,7 +159,7 @@ impl SourceError {
         }
     }
 
-    /// How long the place asked to be left alone.
+    /// How long the source asked to be left alone.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             SourceError::Failed { retry_after, .. } => *retry_after,

@@ -1,4 +1,4 @@
-//! The stand-in for a blob's places while the route to them is unusable.
+//! The stand-in for a blob's sources while the route to them is unusable.
 
 use std::ops::Range;
 

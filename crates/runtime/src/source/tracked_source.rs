@@ -24,12 +24,12 @@ use crate::{
     sharing::priority_semaphore::{Permit, PrioritySemaphore},
 };
 
-/// Requests that one place gets for one blob at a time. Background work gets half: requests that
+/// Requests that one source gets for one blob at a time. Background work gets half: requests that
 /// are spread over [`CONNECTIONS`], which are a few more where chunks lie apart.
 const REQUESTS: u64 = 4 * CONNECTIONS;
 
 /// After this time without an answer a request gives its memory back until something arrives:
-/// places that hang must not hold up those that do not.
+/// sources that hang must not hold up those that do not.
 const LEND: Duration = Duration::from_secs(1);
 
 /// A request that delivers less than [`LEAST`] bytes in this time is given up: about 1 KiB/s. 15 s

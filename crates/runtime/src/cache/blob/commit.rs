@@ -26,32 +26,30 @@ pub(super) struct Committed {
     pub(super) failed: Option<ReadError>,
 }
 
-impl CachedBlob {
-    /// Decodes the stored bytes of `chunk`, to `buffer` unless they are raw: its unit as far as the
-    /// chunk.
-    fn decode<'a>(
-        &self,
-        chunk: &Chunk,
-        stored: &'a [u8],
-        buffer: &'a mut Vec<u8>,
-    ) -> Result<&'a [u8], ReadError> {
-        let unit = self.layout.blob().unit(chunk);
-        DECODER
-            .with_borrow_mut(|decoder| decoder.unit(&unit, stored, buffer))
-            .map_err(|error| self.corrupt(chunk, error.to_string()))
-    }
+/// Decodes the stored bytes of `chunk`, to `buffer` unless they are raw: its unit as far as the
+/// chunk.
+fn decode<'a>(
+    blob: &CachedBlob,
+    chunk: &Chunk,
+    stored: &'a [u8],
+    buffer: &'a mut Vec<u8>,
+) -> Result<&'a [u8], ReadError> {
+    let unit = blob.layout.blob().unit(chunk);
+    DECODER
+        .with_borrow_mut(|decoder| decoder.unit(&unit, stored, buffer))
+        .map_err(|error| corrupt(blob, chunk, error.to_string()))
+}
 
-    fn corrupt(&self, chunk: &Chunk, problem: String) -> ReadError {
-        let range = chunk.stored..chunk.stored_end();
-        ReadError::Corrupt { blob: self.id(), chunk: chunk.number, range, problem }
-    }
+fn corrupt(blob: &CachedBlob, chunk: &Chunk, problem: String) -> ReadError {
+    let range = chunk.stored..chunk.stored_end();
+    ReadError::Corrupt { blob: blob.id(), chunk: chunk.number, range, problem }
+}
 
-    /// Takes a chunk out of the decoded `unit`, checks it, writes it and marks it ready. Blocks.
-    fn accept(self: &Arc<Self>, at: usize, unit: &[u8]) -> Result<(), ReadError> {
-        let chunk = self.chunk(at);
-        let bytes = chunk.verified(unit).map_err(|error| self.corrupt(chunk, error.to_string()))?;
-        self.keep(at, bytes)
-    }
+/// Takes a chunk out of the decoded `unit`, checks it, writes it and marks it ready. Blocks.
+fn accept(blob: &Arc<CachedBlob>, at: usize, unit: &[u8]) -> Result<(), ReadError> {
+    let chunk = blob.chunk(at);
+    let bytes = chunk.verified(unit).map_err(|error| corrupt(blob, chunk, error.to_string()))?;
+    blob.keep(at, bytes)
 }
 
 /// Groups chunks by the unit that they are decoded from.
@@ -114,13 +112,13 @@ pub(super) async fn commit(
             let Some(chunk) = furthest(&worker, &unit) else { continue };
             let at = (chunk.stored.0 - start.0) as usize;
             let bytes = &from.bytes[at..at + chunk.stored_size as usize];
-            let decoded = worker.decode(chunk, bytes, &mut buffer);
+            let decoded = decode(&worker, chunk, bytes, &mut buffer);
             for lease in unit {
-                let accept = |decoded: &&[u8]| worker.accept(lease.chunk(), decoded);
-                match decoded.as_ref().map_err(Clone::clone).and_then(accept) {
+                let accepted = |decoded: &&[u8]| accept(&worker, lease.chunk(), decoded);
+                match decoded.as_ref().map_err(Clone::clone).and_then(accepted) {
                     Err(error @ ReadError::Corrupt { .. }) => committed.wrong.push((lease, error)),
                     result => {
-                        from.place.was_right();
+                        from.source.was_right();
                         committed.failed = committed.failed.or(result.clone().err());
                         lease.finish(result);
                     }
@@ -139,10 +137,10 @@ pub(super) async fn commit_one(
     answer: Answer,
 ) -> Result<(), ReadError> {
     let worker = blob.clone();
-    let accept = move || {
+    let accepted = move || {
         let mut buffer = Vec::new();
-        let decoded = worker.decode(worker.chunk(at), &answer.bytes, &mut buffer)?;
-        worker.accept(at, decoded)
+        let decoded = decode(&worker, worker.chunk(at), &answer.bytes, &mut buffer)?;
+        accept(&worker, at, decoded)
     };
-    blob.run(Priority::Reader, accept).await
+    blob.run(Priority::Reader, accepted).await
 }

@@ -22,30 +22,24 @@ impl WaitForSpace {
     pub(super) fn new(deadline: Duration) -> Self {
         WaitForSpace { deadline: Instant::now() + deadline, pause: PAUSES[0] }
     }
-}
 
-impl CachedBlob {
     /// Waits until the disk has space for the missing chunks of `wanted`, and reserves it until
     /// they are fetched. Returns `false` when waiting ends first.
-    pub(super) async fn find_space(
-        self: &Arc<Self>,
-        wanted: Range<usize>,
-        waiting: &mut WaitForSpace,
-    ) -> bool {
+    pub(super) async fn find(&mut self, blob: &Arc<CachedBlob>, wanted: Range<usize>) -> bool {
         loop {
-            if Instant::now() + waiting.pause >= waiting.deadline {
+            if Instant::now() + self.pause >= self.deadline {
                 return false;
             }
-            tokio::time::sleep(waiting.pause).await;
-            waiting.pause = (waiting.pause * 2).min(PAUSES[1]);
-            let (blob, wanted) = (self.clone(), wanted.clone());
+            tokio::time::sleep(self.pause).await;
+            self.pause = (self.pause * 2).min(PAUSES[1]);
+            let (blob, wanted) = (blob.clone(), wanted.clone());
             let look = tokio::task::spawn_blocking(move || {
-                blob.reserve(wanted.clone()) || {
+                reserve(&blob, wanted.clone()) || {
                     let size = |at: usize| u64::from(blob.chunk(at).decoded_size);
                     if let Some(cache) = blob.cache.upgrade() {
                         cache.make_room(wanted.clone().map(size).sum(), blob.account());
                     }
-                    blob.reserve(wanted)
+                    reserve(&blob, wanted)
                 }
             });
             if look.await.unwrap_or(false) {
@@ -53,20 +47,19 @@ impl CachedBlob {
             }
         }
     }
+}
 
-    /// Gives the file blocks for the chunks of `wanted` that are missing; they read as zeros, like
-    /// a hole. Whether there was room. Blocks.
-    fn reserve(self: &Arc<Self>, wanted: Range<usize>) -> bool {
-        let missing = |at: &usize| !self.has(*at);
-        let reserved = self.change(|data| {
-            wanted.filter(missing).try_for_each(|at| {
-                let chunk = self.chunk(at);
-                let size = u64::from(chunk.decoded_size).next_multiple_of(BLOCK_SIZE);
-                Ok(fallocate(data, FallocateFlags::KEEP_SIZE, chunk.decoded.0, size)?)
-            })
-        });
-        // Another error, such as a file system without this call, leaves it to the write to find
-        // out.
-        !reserved.is_err_and(|error: io::Error| is_full(&error))
-    }
+/// Gives the file blocks for the chunks of `wanted` that are missing; they read as zeros, like a
+/// hole. Returns `false` if the disk is too full. Blocks.
+fn reserve(blob: &Arc<CachedBlob>, wanted: Range<usize>) -> bool {
+    let missing = |at: &usize| !blob.has(*at);
+    let reserved = blob.change(|data| {
+        wanted.filter(missing).try_for_each(|at| {
+            let chunk = blob.chunk(at);
+            let size = u64::from(chunk.decoded_size).next_multiple_of(BLOCK_SIZE);
+            Ok(fallocate(data, FallocateFlags::KEEP_SIZE, chunk.decoded.0, size)?)
+        })
+    });
+    // Another error, such as a file system without this call, leaves it to the write to find out.
+    !reserved.is_err_and(|error: io::Error| is_full(&error))
 }

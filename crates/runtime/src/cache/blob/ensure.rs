@@ -71,7 +71,7 @@ impl CachedBlob {
         for _ in 0..TAKEOVERS {
             while let Err(error) = self.join_or_start(wanted.clone(), deadline).await {
                 let is_full = matches!(error, ReadError::NoSpace { .. });
-                if !is_full || !self.find_space(wanted.clone(), &mut waiting).await {
+                if !is_full || !waiting.find(self, wanted.clone()).await {
                     return Err(error);
                 }
             }

@@ -12,7 +12,7 @@ use std::{io, sync::Arc, time::Duration};
 use lazuli_image::BLOCK_SIZE;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::{super::single_flight::Lease, CachedBlob, residency::Withdrawn};
+use super::{super::single_flight::Lease, CachedBlob, guard::Hold, residency::Withdrawn};
 
 /// The result of an eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +51,19 @@ impl CachedBlob {
     /// Bytes that could be given up some time after [`CachedBlob::rearm`].
     pub(in crate::cache) fn open_bytes(&self) -> u64 {
         if self.guarded.is_open() { self.layout.file_size() } else { 0 }
+    }
+
+    /// Makes the kernel send events again for a file that was complete. Blocks.
+    pub(in crate::cache) fn rearm(&self, hold: Hold) -> io::Result<()> {
+        self.guarded.rearm(hold, || self.file.lock_state(), || self.residency.asked().now())
+    }
+
+    /// Lets a blob be complete again.
+    pub(in crate::cache) fn release(self: &Arc<Self>) {
+        if self.guarded.release() {
+            self.file.flush_now();
+            self.flush_soon();
+        }
     }
 
     /// Evicts those of `chunks` that no reader asks for: clears their bits first, in memory and on

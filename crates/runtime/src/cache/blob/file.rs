@@ -4,6 +4,7 @@
 use std::{
     fs::File,
     io,
+    num::NonZeroU64,
     os::unix::fs::FileExt as _,
     sync::{
         Arc, Mutex, MutexGuard, RwLock,
@@ -13,8 +14,8 @@ use std::{
     time::Duration,
 };
 
-use lazuli_image::BLOCK_SIZE;
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use lazuli_image::{BLOCK_SIZE, Chunk};
+use rustix::fs::{Advice, FallocateFlags, SeekFrom, fadvise, fallocate, seek};
 use tokio::sync::Notify;
 
 use super::{
@@ -101,6 +102,30 @@ impl BlobFile {
     /// Keeps the data file and the maps as they are.
     pub(super) fn lock_state(&self) -> MutexGuard<'_, FileState> {
         lock(&self.state)
+    }
+
+    /// Lets the kernel drop clean pages of the data file: `size` bytes from `start`, or all.
+    pub(super) fn drop_pages(&self, start: u64, size: Option<NonZeroU64>) {
+        // Only advice: dirty pages stay, and when it is not taken, only memory is lost.
+        let _ = fadvise(self.store.data(), start, size, Advice::DontNeed);
+    }
+
+    /// Returns whether the file has the right bytes of a chunk, and zeros behind it up to the next
+    /// block. Blocks.
+    pub(super) fn reads_right(&self, chunk: &Chunk) -> bool {
+        let size = chunk.decoded_size as usize;
+        let mut bytes = vec![0; size.next_multiple_of(BLOCK_SIZE as usize)];
+        match self.store.data().read_exact_at(&mut bytes, chunk.decoded.0) {
+            Ok(()) => {
+                let (content, padding) = bytes.split_at(size);
+                chunk.digest.matches(content) && padding.iter().all(|byte| *byte == 0)
+            }
+            Err(error) => {
+                let path = self.store.data_path();
+                tracing::warn!(path = %path.display(), at = %chunk.decoded, %error, "cannot read");
+                false
+            }
+        }
     }
 
     /// Makes the next flush begin at once.
@@ -325,7 +350,7 @@ impl CachedBlob {
             self.guarded.has_all();
         }
         drop(state);
-        if self.guarded.is_open() && self.has_guard() {
+        if self.guarded.is_open() && self.guarded.has_guards() {
             self.foresight.ends(|at| self.stored_bytes(at));
         }
     }

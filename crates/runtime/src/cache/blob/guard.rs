@@ -14,7 +14,6 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::CachedBlob;
 use crate::sync::lock;
 
 /// Makes sure that the kernel asks before it reads the blob's file, as far as the file is in use.
@@ -25,7 +24,7 @@ pub type Guard = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 pub(in crate::cache) enum Hold {
     /// Until every chunk is there.
     UntilComplete,
-    /// Until [`CachedBlob::release`], even after every chunk is ready: eviction is about to start.
+    /// Until [`Guarded::release`], even after every chunk is ready: eviction is about to start.
     UntilReleased,
 }
 
@@ -55,6 +54,17 @@ impl Guarded {
             since: AtomicU32::new(0),
             is_held: AtomicBool::new(false),
         }
+    }
+
+    /// Sets the guard of a driver.
+    pub(super) fn set(&self, driver: &'static str, guard: Guard) {
+        lock(&self.guards).insert(driver, guard);
+        self.has_guards.store(true, Ordering::Release);
+    }
+
+    /// Returns whether the kernel reads the blob's file by itself, guarded by events.
+    pub(super) fn has_guards(&self) -> bool {
+        self.has_guards.load(Ordering::Acquire)
     }
 
     pub(super) fn is_complete(&self) -> bool {
@@ -89,63 +99,51 @@ impl Guarded {
     pub(super) fn since(&self) -> u32 {
         self.since.load(Ordering::Acquire)
     }
-}
 
-impl fmt::Debug for Guarded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guarded").field("is_open", &self.is_open).finish_non_exhaustive()
-    }
-}
-
-impl CachedBlob {
-    /// Sets the guard that must succeed before a chunk of a complete blob is evicted: afterwards
-    /// the kernel sends events again for reads of the file. Each `driver` has its own guard.
-    /// Without one, the file is read only through [`CachedBlob::ensure`].
-    pub fn set_guard(&self, driver: &'static str, guard: Guard) {
-        lock(&self.guarded.guards).insert(driver, guard);
-        self.guarded.has_guards.store(true, Ordering::Release);
-    }
-
-    /// Returns whether the kernel reads the blob's file by itself, guarded by events.
-    pub(in crate::cache) fn has_guard(&self) -> bool {
-        self.guarded.has_guards.load(Ordering::Acquire)
-    }
-
-    /// Makes the kernel send events again for a file that was complete. Blocks.
-    pub(in crate::cache) fn rearm(&self, hold: Hold) -> io::Result<()> {
-        let guarded = &self.guarded;
+    /// Makes the kernel send events again for a file that was complete. `lock_state` locks the
+    /// state of the file, and `now` is the time of [`Asked::now`](super::residency::Asked::now).
+    /// Blocks.
+    pub(super) fn rearm<L>(
+        &self,
+        hold: Hold,
+        lock_state: impl Fn() -> L,
+        now: impl Fn() -> u32,
+    ) -> io::Result<()> {
         let holds = hold == Hold::UntilReleased;
         // Guards run one at a time: one could change the mark that another has just read.
-        let guards = lock(&guarded.guards);
+        let guards = lock(&self.guards);
         loop {
             {
                 // Under the lock, or a flush might call the blob complete in between.
-                let _state = self.file.lock_state();
-                guarded.is_held.fetch_or(holds, Ordering::AcqRel);
-                let is_open = guarded.is_open();
+                let _state = lock_state();
+                self.is_held.fetch_or(holds, Ordering::AcqRel);
+                let is_open = self.is_open();
                 if is_open || holds {
-                    guarded.is_incomplete();
+                    self.is_incomplete();
                 }
                 if !is_open {
                     return Ok(());
                 }
             }
             guards.values().try_for_each(|guard| guard())?;
-            let _state = self.file.lock_state();
+            let _state = lock_state();
             // A flush may have completed the blob meanwhile, which removes the mark again.
-            if !guarded.is_complete() {
-                guarded.since.store(self.residency.asked().now(), Ordering::Release);
-                guarded.is_open.store(false, Ordering::Release);
+            if !self.is_complete() {
+                self.since.store(now(), Ordering::Release);
+                self.is_open.store(false, Ordering::Release);
                 return Ok(());
             }
         }
     }
 
-    /// Lets a blob be complete again.
-    pub(in crate::cache) fn release(self: &Arc<Self>) {
-        if self.guarded.is_held.swap(false, Ordering::AcqRel) {
-            self.file.flush_now();
-            self.flush_soon();
-        }
+    /// Ends [`Hold::UntilReleased`]. Returns whether it was in force.
+    pub(super) fn release(&self) -> bool {
+        self.is_held.swap(false, Ordering::AcqRel)
+    }
+}
+
+impl fmt::Debug for Guarded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guarded").field("is_open", &self.is_open).finish_non_exhaustive()
     }
 }

@@ -1,8 +1,9 @@
 //! One blob in the cache.
 //!
-//! Its state has three parts, each with its own lock and file: which chunks are present
-//! ([`residency`]), the files on disk ([`file`]), and where bytes come from ([`Sources`]). Each
-//! operation on them has a file of its own.
+//! Its state has parts, each with its own lock and file: which chunks are present ([`residency`]),
+//! the files on disk ([`file`]), the kernel's events ([`guard`]), and where bytes come from
+//! ([`Sources`]). What touches one part is a method of it; each operation on several parts has a file
+//! of its own.
 
 mod commit;
 mod copy;
@@ -61,7 +62,7 @@ use crate::{
         priority_semaphore::Claim,
         workers::{Priority, Workers},
     },
-    source::{BlobSource, sources::Sources, tracked_source::TrackedSource},
+    source::{BlobSource, request::Meter, sources::Sources, tracked_source::TrackedSource},
 };
 
 /// Fetches that may end without a chunk before a reader gives up. Only a bug of ours abandons one,
@@ -263,8 +264,24 @@ impl CachedBlob {
 
     /// Lets the kernel drop its copies of the file's clean pages.
     pub fn forget_pages(&self) {
-        // Advice: when it is not taken, only memory is lost.
-        let _ = rustix::fs::fadvise(self.file(), 0, None, rustix::fs::Advice::DontNeed);
+        self.file.drop_pages(0, None);
+    }
+
+    /// Counters since the blob was opened, and how much of it is present.
+    pub fn stats(&self) -> BlobStats {
+        self.counters.stats(&self.residency, &self.layout)
+    }
+
+    /// Sets the guard that must succeed before a chunk of a complete blob is evicted: afterwards
+    /// the kernel sends events again for reads of the file. Each `driver` has its own guard.
+    /// Without one, the file is read only through [`CachedBlob::ensure`].
+    pub fn set_guard(&self, driver: &'static str, guard: Guard) {
+        self.guarded.set(driver, guard);
+    }
+
+    /// Returns whether the kernel reads the blob's file by itself, guarded by events.
+    pub(super) fn has_guard(&self) -> bool {
+        self.guarded.has_guards()
     }
 
     /// Returns whether every chunk is in the file and on the disk.
@@ -275,6 +292,17 @@ impl CachedBlob {
     /// Waits until [`CachedBlob::is_complete`].
     pub async fn completed(&self) {
         self.guarded.completed().await;
+    }
+}
+
+impl Meter for CachedBlob {
+    fn request(&self) {
+        self.counters.requested();
+    }
+
+    fn arrived(&self, bytes: u64) {
+        self.counters.fetched(bytes);
+        self.workers.data_arrived(&self.account());
     }
 }
 

@@ -7,12 +7,9 @@
 //! ```
 
 use std::{
-    os::unix::fs::FileExt as _,
     sync::{Arc, MutexGuard, Weak, atomic::Ordering},
     time::Duration,
 };
-
-use lazuli_image::BLOCK_SIZE;
 
 use super::{
     super::single_flight::Lease,
@@ -88,7 +85,7 @@ impl CachedBlob {
     pub(super) fn verdict(self: &Arc<Self>, at: usize) -> (bool, MutexGuard<'_, FileState>) {
         for _ in 0..ATTEMPTS {
             let doubts = self.file.lock_state().doubts();
-            let right = self.reads_right(at);
+            let right = self.file.reads_right(self.chunk(at));
             match self.look() {
                 Ok(state) if state.doubts() == doubts => return (right, state),
                 Ok(_) => {}
@@ -99,24 +96,6 @@ impl CachedBlob {
             }
         }
         (false, self.file.lock_state())
-    }
-
-    /// Returns whether the file has the right bytes of a chunk, and zeros behind it up to the next
-    /// block. Blocks.
-    fn reads_right(&self, at: usize) -> bool {
-        let chunk = self.chunk(at);
-        let size = chunk.decoded_size as usize;
-        let mut bytes = vec![0; size.next_multiple_of(BLOCK_SIZE as usize)];
-        match self.file().read_exact_at(&mut bytes, chunk.decoded.0) {
-            Ok(()) => {
-                let (content, padding) = bytes.split_at(size);
-                chunk.digest.matches(content) && padding.iter().all(|byte| *byte == 0)
-            }
-            Err(error) => {
-                tracing::warn!(path = %self.path().display(), at = %chunk.decoded, %error, "cannot read");
-                false
-            }
-        }
     }
 
     /// Some suspect chunks from `at` on that no task checks; moves `at` behind them.

@@ -3,7 +3,6 @@
 use std::{ops::Range, sync::Arc};
 
 use lazuli_image::Decoded;
-use rustix::fs::{Advice, fadvise};
 
 use super::CachedBlob;
 use crate::sharing::workers::Priority;
@@ -63,10 +62,10 @@ impl CachedBlob {
     fn read_anew(self: &Arc<Self>, at: usize) {
         let chunk = self.chunk(at);
         let size = u64::from(chunk.decoded_size).try_into().ok();
-        // Only advice: dirty pages stay, and they are what the disk will hold.
-        let _ = fadvise(self.file(), chunk.decoded.0, size, Advice::DontNeed);
+        // Dirty pages stay: they are what the disk will hold.
+        self.file.drop_pages(chunk.decoded.0, size);
         self.resolve(at);
-        // Nor does a scrub leave the whole cache in memory.
-        let _ = fadvise(self.file(), chunk.decoded.0, size, Advice::DontNeed);
+        // A scrub does not leave the whole cache in memory.
+        self.file.drop_pages(chunk.decoded.0, size);
     }
 }

@@ -2,8 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::CachedBlob;
-use crate::source::request::Meter;
+use super::{super::layout::Layout, residency::Residency};
 
 /// Counters since the blob was opened.
 #[derive(Debug, Default)]
@@ -44,33 +43,32 @@ pub struct BlobStats {
     pub stored_bytes: u64,
 }
 
-impl CachedBlob {
-    /// Counters since the blob was opened, and how much of it is present.
-    pub fn stats(&self) -> BlobStats {
+impl Counters {
+    /// Notes a request to a source.
+    pub(super) fn requested(&self) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes stored bytes that a source delivered.
+    pub(super) fn fetched(&self, bytes: u64) {
+        self.bytes_fetched.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The counters, and how much of the blob is present.
+    pub(super) fn stats(&self, residency: &Residency, layout: &Layout) -> BlobStats {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         BlobStats {
-            bytes_fetched: count(&self.counters.bytes_fetched),
-            requests: count(&self.counters.requests),
-            hits: count(&self.counters.hits),
-            misses: count(&self.counters.misses),
-            bytes_copied: count(&self.counters.bytes_copied),
-            chunks_ready: self.residency.ready_chunks() as u64,
-            chunks_suspect: self.residency.suspect_chunks() as u64,
-            chunks_checked: count(&self.counters.checked),
-            chunks_wrong: count(&self.counters.wrong),
-            chunks_total: self.layout.chunks().len() as u64,
-            stored_bytes: self.layout.blob().stored_size,
+            bytes_fetched: count(&self.bytes_fetched),
+            requests: count(&self.requests),
+            hits: count(&self.hits),
+            misses: count(&self.misses),
+            bytes_copied: count(&self.bytes_copied),
+            chunks_ready: residency.ready_chunks() as u64,
+            chunks_suspect: residency.suspect_chunks() as u64,
+            chunks_checked: count(&self.checked),
+            chunks_wrong: count(&self.wrong),
+            chunks_total: layout.chunks().len() as u64,
+            stored_bytes: layout.blob().stored_size,
         }
-    }
-}
-
-impl Meter for CachedBlob {
-    fn request(&self) {
-        self.counters.requests.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn arrived(&self, bytes: u64) {
-        self.counters.bytes_fetched.fetch_add(bytes, Ordering::Relaxed);
-        self.workers.data_arrived(&self.account());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! planned range ─▶ fetch ─▶ commit ── right ──▶ ready
-//!                             └─ wrong ──▶ once more, chunk by chunk, from every place
+//!                             └─ wrong ──▶ once more, chunk by chunk, from every source
 //! ```
 
 use std::{error::Error as _, ops::Range, sync::Arc, time::Duration};
@@ -111,7 +111,7 @@ pub(super) async fn run(blob: Arc<CachedBlob>, transfer: Transfer) -> Result<(),
     if wrong.is_empty() {
         return failed.map_or(Ok(()), Err);
     }
-    let wrong_source = answer.place.clone();
+    let wrong_source = answer.source.clone();
     wrong_source.was_wrong(answer.started);
     blob.metrics.wrong(wrong_source.origin());
     // Gives its memory back, which the repairs need.
@@ -123,7 +123,7 @@ pub(super) async fn run(blob: Arc<CachedBlob>, transfer: Transfer) -> Result<(),
     failed.map_or(Ok(()), Err)
 }
 
-/// Fetches a chunk with wrong bytes again, by itself: from the other places, and once more from
+/// Fetches a chunk with wrong bytes again, by itself: from the other sources, and once more from
 /// `wrong_source`.
 async fn repair(
     blob: &Arc<CachedBlob>,
@@ -156,32 +156,32 @@ async fn fetch_again(
     fetch: &Fetch<'_>,
 ) -> Result<(), ReadError> {
     let chunk = blob.chunk(at);
-    let mut places = blob.sources();
-    places.retain(|place| !Arc::ptr_eq(place, wrong_source));
-    places.push(wrong_source.clone());
+    let mut sources = blob.sources();
+    sources.retain(|source| !Arc::ptr_eq(source, wrong_source));
+    sources.push(wrong_source.clone());
     let mut from = wrong_source.clone();
     let wanted = Wanted { range: chunk.stored..chunk.stored_end(), part: u64::MAX, deadline };
-    while !places.is_empty() {
+    while !sources.is_empty() {
         tracing::warn!(error = %wrong, from = from.describe(), "wrong bytes, fetching the chunk again");
-        let answer = match fetch.get_from(&places, &wanted).await {
+        let answer = match fetch.get_from(&sources, &wanted).await {
             Ok(answer) => answer,
             Err(error) => {
                 tracing::warn!(%error, "cannot fetch the chunk again");
                 break;
             }
         };
-        let (place, started) = (answer.place.clone(), answer.started);
+        let (source, started) = (answer.source.clone(), answer.started);
         match commit_one(blob, at, answer).await {
             Err(again @ ReadError::Corrupt { .. }) => wrong = again,
             result => {
-                place.was_right();
+                source.was_right();
                 return result;
             }
         }
-        place.was_wrong(started);
-        blob.metrics.wrong(place.origin());
-        places.retain(|other| !Arc::ptr_eq(other, &place));
-        from = place;
+        source.was_wrong(started);
+        blob.metrics.wrong(source.origin());
+        sources.retain(|other| !Arc::ptr_eq(other, &source));
+        from = source;
     }
     Err(wrong)
 }

@@ -20,7 +20,7 @@ impl Images {
         request: &MountRequest,
         login: Option<&Login>,
     ) -> Result<Vec<Digest>, DaemonError> {
-        let (name, digest) = request.pinned()?;
+        let (name, digest) = request.name_and_digest()?;
         let login = login.map(|login| self.0.logins.lend(&name, login.clone()));
         // Both at the same time, since each of them takes round trips.
         let (node, admitted) = (self.0.clone(), request.clone());
@@ -39,7 +39,7 @@ impl Images {
         request: &MountRequest,
         login: Option<&Login>,
     ) -> Result<(), DaemonError> {
-        let (name, _) = request.pinned()?;
+        let (name, _) = request.name_and_digest()?;
         let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
         self.0.admit_pinned(request).await.map(drop)
     }
@@ -67,7 +67,7 @@ impl Images {
         request: &MountRequest,
         login: Option<&Login>,
     ) -> Result<Digest, DaemonError> {
-        let (name, digest) = request.pinned()?;
+        let (name, digest) = request.name_and_digest()?;
         let images = self.0.root.join("images");
         self.0.expected.arrived(&digest).await;
         let stored = {

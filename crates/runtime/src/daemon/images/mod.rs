@@ -13,11 +13,13 @@ use lazuli_registry::{ImageName, Keyring, Login, Manifest, Options};
 use super::{
     DaemonError,
     api::MountRequest,
-    measurements::Measurements,
-    mount::InUse,
+    mounts::mount::InUse,
     node::Node,
-    occupied::{self, Occupied},
-    status_parts::{Explain, MirrorActivity},
+    status::{
+        measurements::Measurements,
+        occupied::{self, Occupied},
+        parts::{Explain, MirrorActivity},
+    },
 };
 use crate::path_error::At as _;
 
@@ -118,7 +120,7 @@ impl Images {
             return true;
         }
         let alone = async {
-            let (name, _) = request.pinned()?;
+            let (name, _) = request.name_and_digest()?;
             let keyring = Keyring::default();
             keyring.set("alone", &name, login.clone());
             let options = Options { keyring, ..self.0.options(request) };

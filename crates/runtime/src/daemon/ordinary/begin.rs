@@ -11,7 +11,7 @@ use super::{
     vouched::Vouched,
     whole_layer::LayerError,
 };
-use crate::daemon::logins::Lent;
+use crate::daemon::admission::logins::Lent;
 
 impl Ordinaries {
     /// Begins to pull all layers of an image that are not known.
@@ -33,20 +33,20 @@ impl Ordinaries {
             if is_proven || is_stated || !is_readable(layer) {
                 continue;
             }
-            let place = place_of(&**repository);
-            let Some(ended) = self.pulls.begin(&place, layer.digest) else { continue };
+            let repository_key = key_of(&**repository);
+            let Some(ended) = self.pulls.begin(&repository_key, layer.digest) else { continue };
             let (layer, diff_id) = (layer.clone(), *diff_id);
             let pull = Pull {
                 repository: repository.clone(),
                 cache: self.cache.clone(),
                 store: store.clone(),
-                place: place.clone(),
+                repository_key: repository_key.clone(),
             };
             let (pulls, login) = (self.pulls.clone(), login.clone());
             tokio::spawn(async move {
                 let _login = login;
-                let pulled = match pulls.turn(&place).await {
-                    Some(_turn) => pull.layer(&layer, diff_id).await,
+                let pulled = match pulls.slot(&repository_key).await {
+                    Some(_slot) => pull.layer(&layer, diff_id).await,
                     None => Err(LayerError::Busy),
                 };
                 match &pulled {
@@ -62,7 +62,7 @@ impl Ordinaries {
 }
 
 /// The key of a repository in pulls and their queues.
-pub(super) fn place_of(repository: &dyn Repository) -> String {
+pub(super) fn key_of(repository: &dyn Repository) -> String {
     repository.repository_name().unwrap_or_else(|| repository.describe())
 }
 

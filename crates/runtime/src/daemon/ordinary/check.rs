@@ -17,7 +17,7 @@ use lazuli_image::{Digest, rafs::ReadIndex};
 use super::store::{IndexStore, LayerRecord};
 use crate::{
     cache::CachedBlob,
-    daemon::{node::Node, served_image::ServedImage},
+    daemon::{node::Node, served::image::ServedImage},
 };
 
 /// The pause between checks for complete layers.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lazuli_image::{Digest, oci::chain_ids};
 use lazuli_registry::{IndexTrust, Login, Manifest};
 
-use super::begin::place_of;
+use super::begin::key_of;
 use crate::{
     daemon::{DaemonError, api::MountRequest, images::Images},
     image::removed,
@@ -39,7 +39,7 @@ impl Images {
         if self.0.registry.indexes == IndexTrust::Nothing {
             return Ok(None);
         }
-        let (name, digest) = request.pinned()?;
+        let (name, digest) = request.name_and_digest()?;
         if !may_pull
             && !self.0.ordinaries.store.knows_layers()
             && !self.0.ordinaries.may_be_signed(&name)
@@ -71,7 +71,7 @@ impl Images {
             // A pull may end in between.
             let pulled = async || {
                 let pulls = &self.0.ordinaries.pulls;
-                may_pull && pulls.pulled(&place_of(&*repository), layer.digest).await
+                may_pull && pulls.pulled(&key_of(&*repository), layer.digest).await
             };
             let is_shown = is_known().await || pulled().await || is_known().await;
             if !is_shown {

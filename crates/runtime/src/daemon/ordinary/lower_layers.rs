@@ -8,7 +8,7 @@ use lazuli_registry::{ImageName, IndexTrust, Manifest};
 
 use super::{layers::is_ordinary, vouched::Vouched};
 use crate::{
-    daemon::{DaemonError, api::MountRequest, node::Node, pins::Pin},
+    daemon::{DaemonError, admission::pins::Pin, api::MountRequest, node::Node},
     image::{
         ImageError, StoredImage,
         lower_layers::{Prefix, PrefixError},
@@ -28,7 +28,7 @@ impl Node {
         name: &ImageName,
         count: u32,
     ) -> Result<Shown, DaemonError> {
-        let (_, digest) = request.pinned()?;
+        let (_, digest) = request.name_and_digest()?;
         let manifest = match self.recent.get(name) {
             Some(manifest) => manifest,
             None => self.ordinaries.manifest(name, &digest, &self.options(request)).await?,

@@ -49,8 +49,8 @@ pub(super) struct Pull {
     pub(super) repository: Arc<dyn Repository>,
     pub(super) cache: Arc<Cache>,
     pub(super) store: Arc<IndexStore>,
-    /// See [`place_of`](super::begin::place_of).
-    pub(super) place: String,
+    /// See [`key_of`](super::begin::key_of).
+    pub(super) repository_key: String,
 }
 
 impl Pull {
@@ -79,7 +79,7 @@ impl Pull {
         if layer.size <= PART {
             return None;
         }
-        let path = self.store.spool(&self.place, &layer.digest);
+        let path = self.store.spool(&self.repository_key, &layer.digest);
         let opened = Spool::open(path, layer.size);
         let failed = |error: &io::Error| {
             tracing::warn!(layer = %layer.digest, %error, "its pull cannot be continued");

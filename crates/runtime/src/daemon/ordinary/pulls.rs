@@ -1,9 +1,9 @@
 //! Layers that are being pulled.
 //!
-//! A pull is joined by images of the same repository alone, and each repository has turns of its
-//! own. One of them needs only one of the node's turns; for further ones all repositories share
-//! [`FURTHER`], so that a few registries that hang or trickle leave turns to others. An image waits
-//! for those of others for [`TURN_LIMIT`] at most.
+//! A pull is joined by images of the same repository alone, and each repository has slots of its
+//! own. Its first pull takes one slot of the node; for further ones all repositories share
+//! [`FURTHER`], so that registries that hang or trickle leave slots to others. A layer waits
+//! [`SLOT_LIMIT`] at most for a slot of the node.
 
 use std::{
     collections::HashMap,
@@ -25,12 +25,12 @@ const OF_REPOSITORY: usize = 2;
 /// Layers that the node pulls at the same time. Each holds up to 14 MiB of answers.
 const OF_NODE: usize = 8;
 
-/// Layers that are pulled beside another one of the same repository. The other turns of the node
+/// Layers that are pulled beside another one of the same repository. The other slots of the node
 /// are left to repositories of which nothing is pulled.
 const FURTHER: usize = OF_NODE / 2;
 
-/// How long a layer waits while other repositories have all turns. Then containerd pulls it.
-const TURN_LIMIT: Duration = Duration::from_secs(5);
+/// How long a layer waits while other repositories have all slots. Then containerd pulls it.
+const SLOT_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long a layer that could not be pulled is left to containerd.
 const GIVEN_UP: Duration = Duration::from_secs(600);
@@ -53,7 +53,7 @@ pub(super) struct Pulls {
     further: Arc<Semaphore>,
 }
 
-/// The turns of a repository.
+/// The slots of a repository.
 #[derive(Debug)]
 struct OfRepository {
     first: Arc<Semaphore>,
@@ -62,16 +62,16 @@ struct OfRepository {
 
 /// Held while a layer is pulled.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct PullSlot {
     _permits: Vec<OwnedSemaphorePermit>,
-    /// Another layer of the repository has to find the turn taken.
+    /// Another layer of the repository has to find the slot taken.
     _repository: Arc<OfRepository>,
 }
 
 impl Default for Pulls {
     fn default() -> Self {
         let (layers, repositories) = Default::default();
-        let [node, further] = [OF_NODE, FURTHER].map(|turns| Arc::new(Semaphore::new(turns)));
+        let [node, further] = [OF_NODE, FURTHER].map(|slots| Arc::new(Semaphore::new(slots)));
         Pulls { layers, repositories, node, further }
     }
 }
@@ -108,9 +108,9 @@ impl Pulls {
         outcome.is_ok_and(|outcome| matches!(*outcome, Some(Ok(()))))
     }
 
-    /// Waits for a turn to pull from a repository; `None` if others hold all turns for too long.
-    pub(super) async fn turn(&self, repository: &str) -> Option<Turn> {
-        let of_repository = self.turns_of(repository);
+    /// Waits for a slot to pull from a repository; `None` if others hold all slots for too long.
+    pub(super) async fn slot(&self, repository: &str) -> Option<PullSlot> {
+        let of_repository = self.slots_of(repository);
         let further = async {
             let own = of_repository.further.clone().acquire_owned().await;
             [own, self.further.clone().acquire_owned().await]
@@ -120,22 +120,22 @@ impl Pulls {
             first = of_repository.first.clone().acquire_owned() => vec![first],
             further = further => further.into(),
         };
-        let node = timeout(TURN_LIMIT, self.node.clone().acquire_owned()).await.ok()?;
+        let node = timeout(SLOT_LIMIT, self.node.clone().acquire_owned()).await.ok()?;
         // The semaphores are never closed.
         let permits = own.into_iter().chain([node]).collect::<Result<_, _>>().ok()?;
-        Some(Turn { _permits: permits, _repository: of_repository })
+        Some(PullSlot { _permits: permits, _repository: of_repository })
     }
 
-    fn turns_of(&self, repository: &str) -> Arc<OfRepository> {
+    fn slots_of(&self, repository: &str) -> Arc<OfRepository> {
         let mut repositories = lock(&self.repositories);
-        repositories.retain(|_, turns| turns.strong_count() > 0);
-        if let Some(turns) = repositories.get(repository).and_then(Weak::upgrade) {
-            return turns;
+        repositories.retain(|_, slots| slots.strong_count() > 0);
+        if let Some(slots) = repositories.get(repository).and_then(Weak::upgrade) {
+            return slots;
         }
-        let [first, further] = [1, OF_REPOSITORY].map(|turns| Arc::new(Semaphore::new(turns)));
-        let turns = Arc::new(OfRepository { first, further });
-        repositories.insert(repository.to_owned(), Arc::downgrade(&turns));
-        turns
+        let [first, further] = [1, OF_REPOSITORY].map(|slots| Arc::new(Semaphore::new(slots)));
+        let slots = Arc::new(OfRepository { first, further });
+        repositories.insert(repository.to_owned(), Arc::downgrade(&slots));
+        slots
     }
 }
 
@@ -175,23 +175,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn repositories_that_hang_leave_turns_to_others() {
+    async fn repositories_that_hang_leave_slots_to_others() {
         let pulls = Pulls::default();
         let (mut held, at_once) = (Vec::new(), Duration::ZERO);
         for repository in ["a", "b", "c"] {
-            let turns = async {
+            let slots = async {
                 loop {
-                    held.push(pulls.turn(repository).await.unwrap());
+                    held.push(pulls.slot(repository).await.unwrap());
                 }
             };
-            // It waits for its own turns.
-            assert!(timeout(TURN_LIMIT * 100, turns).await.is_err());
+            // It waits for its own slots.
+            assert!(timeout(SLOT_LIMIT * 100, slots).await.is_err());
         }
         assert_eq!(held.len(), 3 + FURTHER);
-        let other = timeout(at_once, pulls.turn("d")).await.expect("there is one").unwrap();
-        assert!(timeout(TURN_LIMIT * 100, pulls.turn("d")).await.is_err(), "the others are taken");
-        assert!(pulls.turn("e").await.is_none(), "the node has none left");
+        let other = timeout(at_once, pulls.slot("d")).await.expect("there is one").unwrap();
+        assert!(timeout(SLOT_LIMIT * 100, pulls.slot("d")).await.is_err(), "the others are taken");
+        assert!(pulls.slot("e").await.is_none(), "the node has none left");
         drop(other);
-        assert!(timeout(at_once, pulls.turn("d")).await.is_ok_and(|turn| turn.is_some()));
+        assert!(timeout(at_once, pulls.slot("d")).await.is_ok_and(|slot| slot.is_some()));
     }
 }

@@ -18,7 +18,7 @@ use lazuli_registry::{ImageName, Manifest, Options};
 use tokio::sync::OnceCell;
 
 use super::{pulls::Pulls, store::IndexStore};
-use crate::{cache::Cache, daemon::logins::Lent, sync::lock};
+use crate::{cache::Cache, daemon::admission::logins::Lent, sync::lock};
 
 /// Images of which configuration and statements are remembered: containerd asks for one layer after
 /// the other.

@@ -85,7 +85,7 @@ impl Ordinaries {
             return Ok(Vouched::beside(&signed, repository));
         }
         let wants = matches!(self.registry.indexes, IndexTrust::Signed | IndexTrust::Repository);
-        let Some(place) = self.settings.repository.as_ref().filter(|_| wants) else {
+        let Some(indexes) = self.settings.repository.as_ref().filter(|_| wants) else {
             return Ok(Vouched::default());
         };
         if !self.may_be_signed(&image.asked) {
@@ -95,7 +95,7 @@ impl Ordinaries {
         let unproven = image.layers().filter(|(layer, id)| !store.has_proven(&layer.digest, id));
         let looks = unproven.map(|(layer, diff_id)| {
             let layer = LayerDigests { layer: layer.digest, diff_id: *diff_id };
-            self.vouched_layer(image, place, layer)
+            self.vouched_layer(image, indexes, layer)
         });
         let looks = stream::iter(looks.collect::<Vec<_>>()).buffered(LOOKS);
         let layers = looks.collect::<Vec<_>>().await.into_iter().flatten().collect();
@@ -105,14 +105,14 @@ impl Ordinaries {
     async fn vouched_layer(
         &self,
         image: &Ordinary,
-        place: &ImageName,
+        indexes: &ImageName,
         layer: LayerDigests,
     ) -> Option<VouchedLayer> {
-        let place = place.tagged(&layer_index_tag(&layer.layer))?;
-        let repository = lazuli_registry::open(&place, &self.registry).ok()?;
-        let found = match self.kept_layer(image, &place, layer) {
+        let indexes = indexes.tagged(&layer_index_tag(&layer.layer))?;
+        let repository = lazuli_registry::open(&indexes, &self.registry).ok()?;
+        let found = match self.kept_layer(image, &indexes, layer) {
             Some(kept) => kept,
-            None => self.look_for_layer(image, &place, layer, &*repository).await?,
+            None => self.look_for_layer(image, &indexes, layer, &*repository).await?,
         };
         let (manifest, stated) = found;
         let size = manifest.parsed.layer_index(&layer.layer)?.size;
@@ -123,21 +123,21 @@ impl Ordinaries {
     fn kept_layer(
         &self,
         image: &Ordinary,
-        place: &ImageName,
+        indexes: &ImageName,
         layer: LayerDigests,
     ) -> Option<(Manifest, StatedLayer)> {
         let Stated { manifest, bundles } = self.store.stated(&layer.layer)?;
         let document = Document::new(manifest.into_bytes(), media_type::MANIFEST);
         let Ok(Parsed::Image(manifest)) = document.parse("this node") else { return None };
         let bundles: Vec<_> = bundles.into_iter().map(Bytes::from).collect();
-        let stated = self.gate.recheck_layer(&image.asked, place, &manifest, layer, &bundles);
+        let stated = self.gate.recheck_layer(&image.asked, indexes, &manifest, layer, &bundles);
         Some((*manifest, stated.ok()??))
     }
 
     async fn look_for_layer(
         &self,
         image: &Ordinary,
-        place: &ImageName,
+        indexes: &ImageName,
         layer: LayerDigests,
         repository: &dyn Repository,
     ) -> Option<(Manifest, StatedLayer)> {
@@ -153,7 +153,7 @@ impl Ordinaries {
                 Err(error) => return Err(DaemonError::from(error)),
             };
             let (asked, options) = (&image.asked, &self.registry);
-            Ok(self.gate.signed_layer(asked, place, manifest, layer, options).await?)
+            Ok(self.gate.signed_layer(asked, indexes, manifest, layer, options).await?)
         });
         let (found, pause) = match found.await {
             Ok(Ok(found)) => (found, UNKNOWN),

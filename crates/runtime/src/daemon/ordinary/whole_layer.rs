@@ -31,7 +31,7 @@ pub(super) enum LayerError {
     Store(io::Error),
     #[error("containerd's content store: {0}")]
     Content(io::Error),
-    #[error("layers of other repositories take all turns")]
+    #[error("layers of other repositories take all slots")]
     Busy,
     #[error("the worker is ending")]
     Ended,

@@ -1,8 +1,8 @@
-//! Reads a range of a blob from several places, and is the only code that waits for transient
+//! Reads a range of a blob from several sources, and is the only code that waits for transient
 //! faults.
 //!
 //! ```text
-//! places, in order ─▶ the first that is well
+//! sources, in order ─▶ the first that is well
 //!                      ├─ delivers ─▶ bytes
 //!                      ├─ fails ─▶ the next ─ … ─▶ a pause ─▶ the first again
 //!                      └─ late ─▶ the next as well; the first answer wins
@@ -25,27 +25,27 @@ use super::{
 };
 use crate::sharing::priority_semaphore::Permit;
 
-/// Pause before a place that failed is asked again. Lost connections and restarts are over in this
+/// Pause before a source that failed is asked again. Lost connections and restarts are over in this
 /// time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Maximum pause: how much later than necessary a reader continues when a registry comes back.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
-/// Silence, or near silence, of a place after which another healthy place is asked as well.
+/// Silence, or near silence, of a source after which another healthy source is asked as well.
 /// Registries and their storage answer within half a second nearly always; an unnecessary request
 /// costs one answer.
 const HEDGE_AFTER: Duration = Duration::from_secs(1);
 
-/// Silence after which, without another healthy place, unhealthy ones are asked, or the same place
-/// over another connection, because connections die silently in firewalls and load balancers.
+/// Silence after which, without another healthy source, unhealthy ones are asked, or the same
+/// source over another connection: connections die silently in firewalls and load balancers.
 pub(crate) const LAST_HEDGE_AFTER: Duration = Duration::from_secs(5);
 
 /// Bytes, unchecked.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) bytes: Bytes,
-    pub(crate) place: Arc<TrackedSource>,
+    pub(crate) source: Arc<TrackedSource>,
     /// When they were asked for.
     pub(crate) started: Instant,
     /// The memory that they take.
@@ -55,7 +55,7 @@ pub(crate) struct Answer {
 /// The result of an attempt, with the permit for its memory.
 type Brought = Result<(Bytes, Permit), SourceError>;
 
-/// The places that may be asked next.
+/// The sources that may be asked next.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Among {
     /// Those that did well lately.
@@ -65,7 +65,7 @@ enum Among {
 }
 
 struct Candidate<'a> {
-    place: &'a Arc<TrackedSource>,
+    source: &'a Arc<TrackedSource>,
     /// Since the last pause.
     asked: bool,
     /// Attempts in progress.
@@ -85,21 +85,21 @@ struct Race<'a> {
     paused: bool,
 }
 
-/// Reads from whichever of `places`, most preferred first, delivers first.
+/// Reads from whichever of `sources`, most preferred first, delivers first.
 ///
 /// # Errors
-/// Final ones of all places as soon as they are known, else [`SourceError::TimedOut`] at the
-/// deadline, or before when no place may be asked again until then.
+/// Final ones of all sources as soon as they are known, else [`SourceError::TimedOut`] at the
+/// deadline, or before when no source may be asked again until then.
 pub(crate) async fn read(
-    places: &[Arc<TrackedSource>],
+    sources: &[Arc<TrackedSource>],
     request: &RangeRequest<'_>,
 ) -> Result<Answer, SourceError> {
     let begun = Instant::now();
     let candidate =
-        |place| Candidate { place, asked: false, under_way: 0, failure: None, hopeless: false };
+        |source| Candidate { source, asked: false, under_way: 0, failure: None, hopeless: false };
     let mut race = Race {
         request,
-        candidates: places.iter().map(candidate).collect(),
+        candidates: sources.iter().map(candidate).collect(),
         attempts: Attempts::default(),
         progress: Vec::new(),
         pause: FIRST_PAUSE,
@@ -144,7 +144,7 @@ pub(crate) async fn read(
 }
 
 impl<'a> Race<'a> {
-    /// Asks the next place: the first healthy one or, if there is none and any is allowed, the
+    /// Asks the next source: the first healthy one or, if there is none and any is allowed, the
     /// first of the others.
     fn ask_next(&mut self, among: Among) -> bool {
         let now = Instant::now();
@@ -152,9 +152,9 @@ impl<'a> Race<'a> {
         let ready = |candidate: &Candidate<'_>| {
             open(&candidate)
                 && !candidate.asked
-                && candidate.place.asked_until().is_none_or(|until| until <= now)
+                && candidate.source.asked_until().is_none_or(|until| until <= now)
         };
-        let well = |candidate: &Candidate<'_>| candidate.place.is_well();
+        let well = |candidate: &Candidate<'_>| candidate.source.is_well();
         let next = self.candidates.iter().position(|c| ready(c) && well(c)).or_else(|| {
             let none_is_well = !self.candidates.iter().filter(open).any(well);
             (among == Among::All && none_is_well)
@@ -167,7 +167,7 @@ impl<'a> Race<'a> {
         next.is_some()
     }
 
-    /// Retries a place that was skipped for background work once a reader is waiting.
+    /// Retries a source that was skipped for background work once a reader is waiting.
     fn reconsider(&mut self) {
         let is_elsewhere = |candidate: &Candidate<'_>| {
             matches!(candidate.failure.as_deref(), Some(SourceError::AskOthers { .. }))
@@ -182,11 +182,11 @@ impl<'a> Race<'a> {
         let candidate = &mut self.candidates[at];
         (candidate.asked, candidate.under_way) = (true, candidate.under_way + 1);
         let progress = Arc::new(AttemptProgress::default());
-        let (place, request) = (candidate.place, self.request);
+        let (source, request) = (candidate.source, self.request);
         self.progress.push(progress.clone());
-        let read = async move { place.read(request, &progress).await };
+        let read = async move { source.read(request, &progress).await };
         let number = self.attempts.start(at, read.boxed());
-        let hedge_after = place.hedge_after().unwrap_or(HEDGE_AFTER);
+        let hedge_after = source.hedge_after().unwrap_or(HEDGE_AFTER);
         self.attempts.look_after(number, hedge_after, Lateness::Late);
     }
 
@@ -201,11 +201,11 @@ impl<'a> Race<'a> {
         if attempt.is_over {
             return;
         }
-        // Waiting for a turn is no fault of a place that does well: a crowd stays where it is.
+        // Waiting for a permit is no fault of a source that does well: a crowd stays where it is.
         let age = self.progress[number].age().unwrap_or_default();
-        let place = self.candidates[attempt.server].place;
-        let hedge_after = place.hedge_after().unwrap_or(HEDGE_AFTER);
-        if age < hedge_after && place.is_well() {
+        let source = self.candidates[attempt.server].source;
+        let hedge_after = source.hedge_after().unwrap_or(HEDGE_AFTER);
+        if age < hedge_after && source.is_well() {
             self.attempts.look_after(number, hedge_after - age, lateness);
             return;
         }
@@ -238,7 +238,7 @@ impl<'a> Race<'a> {
         let mut next = now + vary(self.pause).min(left / 2);
         if self.attempts.is_idle() {
             let open = self.candidates.iter().filter(|candidate| !candidate.hopeless);
-            let asked = open.map(|candidate| candidate.place.asked_until().unwrap_or(now)).min();
+            let asked = open.map(|candidate| candidate.source.asked_until().unwrap_or(now)).min();
             next = next.max(asked.unwrap_or(now));
             if next >= self.request.deadline {
                 return false;
@@ -256,8 +256,8 @@ impl<'a> Race<'a> {
     fn failed(&mut self, number: usize, error: SourceError) {
         let Attempt { server, started, .. } = self.attempts.get(number);
         let candidate = &mut self.candidates[server];
-        tracing::debug!(%error, place = candidate.place.describe(), "a read failed");
-        candidate.place.note(started, Some(&error));
+        tracing::debug!(%error, source = candidate.source.describe(), "a read failed");
+        candidate.source.note(started, Some(&error));
         candidate.under_way -= 1;
         candidate.hopeless |= !error.is_transient();
         candidate.failure = Some(Arc::new(error));
@@ -265,21 +265,21 @@ impl<'a> Race<'a> {
 
     fn won(&mut self, number: usize, bytes: Bytes, permit: Permit) -> Answer {
         let Attempt { server, started, .. } = self.attempts.get(number);
-        let place = self.candidates[server].place.clone();
+        let source = self.candidates[server].source.clone();
         let limit =
-            |server: usize| self.candidates[server].place.hedge_after().unwrap_or(HEDGE_AFTER);
+            |server: usize| self.candidates[server].source.hedge_after().unwrap_or(HEDGE_AFTER);
         let age = |number: usize, _| self.progress[number].age();
         for (number, other) in self.attempts.overtaken(number, limit, age) {
-            let place = self.candidates[other.server].place;
-            if let Some(error) = place.late(&self.progress[number]) {
-                place.note(other.started, Some(&error));
+            let source = self.candidates[other.server].source;
+            if let Some(error) = source.late(&self.progress[number]) {
+                source.note(other.started, Some(&error));
             }
         }
-        place.note(started, None);
-        Answer { bytes, place, started, _permit: permit }
+        source.note(started, None);
+        Answer { bytes, source, started, _permit: permit }
     }
 
-    /// Why no place delivered.
+    /// Why no source delivered.
     fn failures(&self) -> SourceError {
         let known = self.candidates.iter().filter_map(|candidate| candidate.failure.clone());
         let known: Vec<_> = known.collect();
@@ -293,8 +293,8 @@ impl<'a> Race<'a> {
     fn give_up(&mut self, begun: Instant) -> SourceError {
         for (number, attempt) in self.attempts.under_way() {
             let candidate = &mut self.candidates[attempt.server];
-            if let Some(error) = candidate.place.late(&self.progress[number]) {
-                candidate.place.note(attempt.started, Some(&error));
+            if let Some(error) = candidate.source.late(&self.progress[number]) {
+                candidate.source.note(attempt.started, Some(&error));
                 candidate.failure.get_or_insert(Arc::new(error));
             }
         }

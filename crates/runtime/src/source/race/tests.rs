@@ -31,7 +31,7 @@ const IMAGE: Account = Account::Image(Digest::sha256([1; 32]));
 /// Places of one blob, each on its own server, and counters.
 struct Scene {
     sources: Vec<Arc<Faulty>>,
-    places: Vec<Arc<TrackedSource>>,
+    tracked: Vec<Arc<TrackedSource>>,
     requests: AtomicU64,
 }
 
@@ -50,19 +50,19 @@ impl Scene {
             Arc::new(Faulty::new(Memory::new(contract::content()), faults).at(&server))
         };
         let sources: Vec<_> = faults.into_iter().enumerate().map(source).collect();
-        let place = |source: &Arc<Faulty>| Arc::new(TrackedSource::new(source.clone()));
-        Scene { places: sources.iter().map(place).collect(), sources, requests: AtomicU64::new(0) }
+        let track = |source: &Arc<Faulty>| Arc::new(TrackedSource::new(source.clone()));
+        Scene { tracked: sources.iter().map(track).collect(), sources, requests: AtomicU64::new(0) }
     }
 
     /// Another blob at the same servers.
     fn another_blob(&mut self) {
-        let place = |source: &Arc<Faulty>| {
+        let track = |source: &Arc<Faulty>| {
             let health = source.server_health().unwrap();
             let source = Faulty::new(Memory::new(contract::content()), []).at(health);
             Arc::new(source)
         };
-        self.sources = self.sources.iter().map(place).collect();
-        self.places =
+        self.sources = self.sources.iter().map(track).collect();
+        self.tracked =
             self.sources.iter().map(|s| Arc::new(TrackedSource::new(s.clone()))).collect();
     }
 
@@ -75,7 +75,7 @@ impl Scene {
             claim: &Claim::new(IMAGE, || true),
             meter: self,
         };
-        let answer = read(&self.places, &request).await?;
+        let answer = read(&self.tracked, &request).await?;
         assert!(answer.bytes == contract::content()[5..100_000]);
         Ok(())
     }
@@ -101,7 +101,7 @@ async fn each_fault_has_its_price() {
     use Fault::{Busy, Drip, Final, Hang, Short, Slow, Transient};
     let busy = |seconds| Busy(Duration::from_secs(seconds));
     let slow = Slow(Duration::from_millis(3500));
-    // Faults of up to two places; whether bytes arrive; the minimum and maximum duration in
+    // Faults of up to two sources; whether bytes arrive; the minimum and maximum duration in
     // seconds; requests to each.
     type Case = (&'static str, Vec<Vec<Fault>>, bool, (f64, f64), &'static [usize]);
     let cases: Vec<Case> = vec![
@@ -203,7 +203,7 @@ async fn peer_without_the_blob_stays_preferred() {
     let (took, result) = scene.timed().await;
     result.unwrap();
     assert!(took.is_zero() && scene.asked() == [0, 1], "{took:?}, {:?}", scene.asked());
-    assert!(scene.places[0].is_well());
+    assert!(scene.tracked[0].is_well());
     scene.timed().await.1.unwrap();
     assert_eq!(scene.asked(), [1, 1], "asked first again");
 
@@ -211,7 +211,7 @@ async fn peer_without_the_blob_stays_preferred() {
     let scene = Scene::new([vec![Fault::AskOthers], vec![Fault::Transient]]);
     scene.timed().await.1.unwrap();
     assert_eq!(scene.asked(), [1, 1]);
-    assert!(scene.places[0].is_well());
+    assert!(scene.tracked[0].is_well());
 }
 
 #[tokio::test(start_paused = true)]
@@ -252,7 +252,7 @@ async fn a_mirror_that_comes_back_is_preferred_again() {
     assert_eq!(scene.asked(), [before[0] + 2, before[1]]);
 }
 
-/// Two blobs at one registry: one place hangs in the first, and eats all memory if it can.
+/// Two blobs at one registry: one source hangs in the first, and eats all memory if it can.
 #[tokio::test(start_paused = true)]
 async fn hanging_request_lends_its_memory() {
     let memory = PrioritySemaphore::new(100_000);
@@ -271,7 +271,7 @@ async fn hanging_request_lends_its_memory() {
             claim: &claim,
             meter: scene,
         };
-        let result = super::read(&scene.places, &request).await;
+        let result = super::read(&scene.tracked, &request).await;
         order.lock().unwrap().push((name, result.is_ok()));
     };
     let started = Instant::now();
@@ -284,7 +284,7 @@ async fn hanging_request_lends_its_memory() {
     assert_eq!(*order.lock().unwrap(), [("works", true), ("hangs", false)]);
 }
 
-/// Many reads at once, each of which takes half a second, of places that share `memory` bytes.
+/// Many reads at once, each of which takes half a second, of sources that share `memory` bytes.
 async fn crowd(memory: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<&'static str>) {
     let scene = Scene::new([always(Fault::Slow(Duration::from_millis(500))), vec![]]);
     let memory = PrioritySemaphore::new(memory);
@@ -302,7 +302,7 @@ async fn crowd(memory: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<
             claim: &claim,
             meter: &scene,
         };
-        let answer = super::read(&scene.places, &request).await.unwrap();
+        let answer = super::read(&scene.tracked, &request).await.unwrap();
         order.lock().unwrap().push(*name);
         drop(answer);
     });
@@ -315,7 +315,7 @@ async fn crowd(memory: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<
 async fn memory_and_requests_are_bounded() {
     let readers = [("reader", true); 128];
     let half = Duration::from_millis(500);
-    assert_eq!(crowd(1 << 30, &readers).await.0, half * 2, "64 requests of one place");
+    assert_eq!(crowd(1 << 30, &readers).await.0, half * 2, "64 requests of one source");
     assert_eq!(crowd(400_000, &readers).await.0, half * 32, "memory for four");
     let prefetches = [("prefetch", false); 128];
     assert_eq!(crowd(1 << 30, &prefetches).await.0, half * 4, "half of the requests");
@@ -338,7 +338,7 @@ async fn separate_parts_are_read_concurrently() {
             meter: &scene,
         };
         let started = Instant::now();
-        let answer = super::read(&scene.places, &request).await.unwrap();
+        let answer = super::read(&scene.tracked, &request).await.unwrap();
         assert!(answer.bytes == contract::content()[5..100_005]);
         assert_eq!(started.elapsed(), Duration::from_millis(500));
         assert_eq!(scene.requests.load(Ordering::Relaxed), count);

@@ -213,9 +213,9 @@ impl IndexStore {
         self.write(WRONG, index, b"")
     }
 
-    /// The path of a layer's stored bytes while they are fetched from `place`.
-    pub(super) fn spool(&self, place: &str, layer: &Digest) -> PathBuf {
-        let key = Algorithm::Sha256.digest(format!("{place}\n{layer}").as_bytes());
+    /// The path of a layer's stored bytes while they are fetched from a repository.
+    pub(super) fn spool(&self, repository_key: &str, layer: &Digest) -> PathBuf {
+        let key = Algorithm::Sha256.digest(format!("{repository_key}\n{layer}").as_bytes());
         self.path(SPOOLS, &key)
     }
 

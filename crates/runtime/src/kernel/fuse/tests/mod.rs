@@ -52,12 +52,12 @@ impl BlobReader for Blob {
 
 const IMAGE: Digest = Digest::sha256([7; 32]);
 
-struct Mounted {
+struct TestMount {
     session: Session,
     dir: TempDir,
 }
 
-impl Mounted {
+impl TestMount {
     /// A program that another test starts has copies of our open files until it is executed.
     fn unmount(&self) {
         let begun = Instant::now();
@@ -72,7 +72,7 @@ impl Mounted {
 fn mounted(
     source: &Path,
     ensure: impl Fn(Range<Decoded>) -> io::Result<()> + Send + Sync + 'static,
-) -> Mounted {
+) -> TestMount {
     mount_at(source, tempfile::tempdir().unwrap(), ensure)
 }
 
@@ -91,13 +91,13 @@ fn mount_at(
     source: &Path,
     dir: TempDir,
     ensure: impl Fn(Range<Decoded>) -> io::Result<()> + Send + Sync + 'static,
-) -> Mounted {
+) -> TestMount {
     let filesystem = filesystem(source, ensure);
     let place =
         MountTarget { mountpoint: dir.path(), key: "test", image: IMAGE, place: MountPoint::Free };
     let session =
         Session::mount(filesystem, place, "an, odd\\ source", Suid::Keep, &Link::alone()).unwrap();
-    Mounted { session, dir }
+    TestMount { session, dir }
 }
 
 fn source_with(files: &[(&str, &[u8])]) -> TempDir {
@@ -311,7 +311,7 @@ fn an_unused_mount_is_unmounted_and_its_session_ends() {
         return;
     }
     let source = source_with(&[("file", b"content")]);
-    let Mounted { session, dir } = mounted(source.path(), |_| Ok(()));
+    let TestMount { session, dir } = mounted(source.path(), |_| Ok(()));
     let file = File::open(dir.path().join("file")).unwrap();
     assert!(matches!(session.unmount(), Err(FuseError::Busy { .. })));
     drop(session);
@@ -321,13 +321,13 @@ fn an_unused_mount_is_unmounted_and_its_session_ends() {
     file.read_exact_at(&mut content, 0).unwrap();
     assert_eq!(&content, b"content");
 
-    let Mounted { session, dir } = mounted(source.path(), |_| Ok(()));
+    let TestMount { session, dir } = mounted(source.path(), |_| Ok(()));
     assert_eq!(fs::read(dir.path().join("file")).unwrap(), b"content");
     mount::unmount(dir.path()).unwrap();
     session.wait();
     assert!(session.requests() > 0);
     // Our mount is gone, so this must not unmount another one.
-    let Mounted { session: other, dir: _ } = mount_at(source.path(), dir, |_| Ok(()));
+    let TestMount { session: other, dir: _ } = mount_at(source.path(), dir, |_| Ok(()));
     session.unmount().unwrap();
     drop(session);
     assert_eq!(fs::read(other.mountpoint().join("file")).unwrap(), b"content");

@@ -104,12 +104,12 @@ impl Helper {
     }
 
     /// Makes the helper keep a descriptor open, so that it and not the worker closes it last.
-    pub(super) fn hold(self: &Arc<Self>, descriptor: BorrowedFd<'_>) -> io::Result<Held> {
+    pub(super) fn hold(self: &Arc<Self>, descriptor: BorrowedFd<'_>) -> io::Result<HeldDescriptor> {
         let descriptor = Arc::new(descriptor.try_clone_to_owned()?);
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         self.ask(&Order::Hold { id }, &[descriptor.as_fd()])?;
         self.lock().held.insert(id, descriptor);
-        Ok(Held { helper: self.clone(), id })
+        Ok(HeldDescriptor { helper: self.clone(), id })
     }
 
     /// Returns whether the helper still has descriptors to close. For the last one of a file
@@ -199,12 +199,12 @@ impl std::fmt::Debug for Helper {
 /// A descriptor that the helper closes when this is dropped.
 #[derive(Debug)]
 #[must_use = "the helper closes the descriptor when this is dropped"]
-pub(super) struct Held {
+pub(super) struct HeldDescriptor {
     helper: Arc<Helper>,
     id: u64,
 }
 
-impl Drop for Held {
+impl Drop for HeldDescriptor {
     fn drop(&mut self) {
         let descriptor = self.helper.lock().held.remove(&self.id);
         // Ours first: the helper's is to be the last.

@@ -1,0 +1,120 @@
+//! Admission: asks the policy before an image's metadata are parsed, and again for each container.
+
+use std::sync::Arc;
+
+use lazuli_image::Digest;
+use lazuli_policy::{Question, Verified, manifest_descriptor};
+use lazuli_registry::{ImageName, Manifest, Options, Replacement, SeekableLayers, Selector};
+use tokio::{
+    sync::oneshot,
+    task::{JoinError, JoinHandle},
+};
+
+use super::logins::Lent;
+use crate::{
+    daemon::{DaemonError, api::MountRequest, images::Images, node::Node},
+    image::StoredImage,
+};
+
+impl MountRequest {
+    /// The name that the policy covers.
+    fn asked(&self) -> Result<ImageName, DaemonError> {
+        Ok(self.asked.as_ref().unwrap_or(&self.image).parse()?)
+    }
+
+    /// The name of the image, and the digest of its manifest, which has to be in it.
+    pub(in crate::daemon) fn name_and_digest(&self) -> Result<(ImageName, Digest), DaemonError> {
+        let name: ImageName = self.image.parse()?;
+        match name.selector() {
+            Some(Selector::Digest(digest)) => Ok((name, digest)),
+            _ => Err(DaemonError::NoDigest { image: self.image.clone() }),
+        }
+    }
+}
+
+impl Node {
+    /// Returns whether a lazy image may replace the ordinary image `name` that it refers to.
+    pub(in crate::daemon) fn replacement(
+        &self,
+        name: &ImageName,
+        options: &Options,
+    ) -> Replacement {
+        match self.gate.takes_statements(name) {
+            true => Replacement::Allowed,
+            false => options.referrers.replacement(name),
+        }
+    }
+
+    /// Finds out whether the image with this manifest may run.
+    pub(in crate::daemon) async fn admit(
+        &self,
+        request: &MountRequest,
+        manifest: &Manifest,
+    ) -> Result<Verified, DaemonError> {
+        let question = Question::of(&request.asked()?, manifest, &self.options(request));
+        let question = match request.asked {
+            Some(_) => question.by_client(),
+            None => question,
+        };
+        Ok(self.gate.admit(question).await?)
+    }
+
+    /// Finds out whether an image may run that is named by the digest of its manifest, before the
+    /// manifest is fetched.
+    pub(in crate::daemon) async fn admit_pinned(
+        &self,
+        request: &MountRequest,
+    ) -> Result<Verified, DaemonError> {
+        let (_, digest) = request.name_and_digest()?;
+        let (asked, options) = (request.asked()?, self.options(request));
+        let question = Question::resolved(&asked, manifest_descriptor(digest), &options);
+        Ok(self.gate.admit(question).await?)
+    }
+}
+
+impl Images {
+    /// Waits for `admission`. The metadata for the mount is fetched meanwhile and afterwards:
+    /// containerd requests the mount as soon as it has its answer.
+    pub(in crate::daemon) async fn admit_ahead(
+        &self,
+        request: &MountRequest,
+        manifest: Arc<Manifest>,
+        login: Option<Lent>,
+        admission: JoinHandle<Result<Verified, DaemonError>>,
+    ) -> Result<(), DaemonError> {
+        let ended = |ended: Result<_, JoinError>| ended.unwrap_or(Err(DaemonError::Stopping));
+        let images = self.0.root.join("images");
+        if admission.is_finished() || StoredImage::is_in(&images, &manifest.digest) {
+            return ended(admission.await).map(drop);
+        }
+        let (name, options) = (request.image.parse()?, self.0.options(request));
+        let repository = lazuli_registry::open(&name, &options)?;
+        let (tell, told) = oneshot::channel();
+        let admission = async move {
+            // Sending fails if the request was dropped meanwhile.
+            match ended(admission.await) {
+                Ok(verified) => {
+                    let _ = tell.send(Ok(()));
+                    Ok(verified)
+                }
+                Err(error) => {
+                    let _ = tell.send(Err(error));
+                    Err(DaemonError::Stopping)
+                }
+            }
+        };
+        let (node, image) = (self.0.clone(), request.image.clone());
+        tokio::spawn(async move {
+            let _login = login;
+            let _lock = node.fetch_locks.lock(&image).await;
+            let _pin = node.pins.pin(&images, manifest.digest);
+            let seekable = SeekableLayers::Ordinary;
+            let fetch =
+                StoredImage::fetch_admitted(&repository, &manifest, &images, seekable, admission);
+            if let Err(error) = fetch.await {
+                tracing::debug!(error = error.for_people(), "fetched again when it is mounted");
+            }
+        });
+        told.await.unwrap_or(Err(DaemonError::Stopping))
+    }
+}

@@ -1,0 +1,7 @@
+//! Work without a reader: whole images, scrubs, and what removed images leave.
+
+pub(super) mod leftovers;
+pub(super) mod prefetch;
+pub(super) mod prefetch_jobs;
+pub(super) mod remember;
+pub(super) mod scrub;

@@ -1,0 +1,5 @@
+//! Mounts: made, listed, ended, and taken over from the worker before.
+
+pub(super) mod adopt;
+pub(super) mod mount;
+pub(super) mod table;

@@ -1,0 +1,234 @@
+//! Mounts images, and takes mounts away.
+
+use std::{io, path::Path, sync::Arc, time::Instant};
+
+use lazuli_registry::{ImageName, IndexTrust, Platform};
+use lazuli_sys::mountinfo;
+
+use super::table::{Mount, seen_at};
+use crate::{
+    daemon::{
+        DaemonError,
+        api::{DriverChoice, MountRequest, Mounted},
+        filesystems::{attachment::Attachment, users},
+        node::Node,
+        record::MountRecord,
+        served::{image::ServedImage, route::ImageRoute},
+    },
+    image::{Fetched, StoredImage},
+    kernel::{
+        fuse::MountPoint,
+        mount::{self, Suid},
+    },
+    path_error::At as _,
+    prefetch::{Known, Metadata},
+};
+
+/// How to handle a busy mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::daemon) enum InUse {
+    /// Leave it, and name its users.
+    Refuse,
+    /// Detach it under its users: open files are served until they are closed.
+    Detach,
+}
+
+impl Node {
+    /// Mounts an image. `cancelled` ends the part that may take long, fetching the metadata.
+    pub(in crate::daemon) async fn mount(
+        &self,
+        mut request: MountRequest,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<Mounted, DaemonError> {
+        let mountpoint = mount::real_path(&request.mountpoint).at(&request.mountpoint)?;
+        request.mountpoint.clone_from(&mountpoint);
+        self.mounts.reserve(&mountpoint).await?;
+        let begun = Instant::now();
+        let result = self.mount_reserved(request, cancelled).await;
+        self.count_start(&result, begun.elapsed());
+        if result.is_err() {
+            self.mounts.free(&mountpoint).await;
+        }
+        result
+    }
+
+    async fn mount_reserved(
+        &self,
+        request: MountRequest,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<Mounted, DaemonError> {
+        let (driver, driver_reason) = self.drivers.choose(request.driver).await?;
+        let name: ImageName = request.image.parse()?;
+        let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
+        let platform = platform.map(Platform::lazy);
+        let mut options = self.options(&request);
+        if request.base {
+            // containerd names layers by the claims of the image's configuration, and shares them
+            // between images. So indexes that only the repository vouches for must not count here.
+            options.indexes = IndexTrust::Nothing;
+        }
+        let route = ImageRoute::to(&name, &options);
+        let repository = route.open()?;
+        let images = self.root.join("images");
+        let remembering = self.remembering.start(images.clone(), self.cache.clone());
+        let pull = async {
+            let preconnect = repository.request_policy().preconnect();
+            if let Some(layers) = request.layers {
+                let prefix = self.prefix(&request, &name, layers).await?;
+                let (stored, verified, manifest, pin) = prefix;
+                let known = self.prefetcher.look_up(&repository, &manifest, Metadata::Here);
+                return Ok((stored, verified, Fetched::default(), known, pin));
+            }
+            let resolved = match self.recent.get(&name) {
+                Some(manifest) => manifest.into(),
+                None => self.resolve(&name, &*repository, platform.as_ref(), &options).await?,
+            };
+            if !request.base
+                && let Some(shown) = self.by_layers(&request, &name, &resolved.manifest).await?
+            {
+                let (stored, verified, manifest, pin) = shown;
+                let known = self.prefetcher.look_up(&repository, &manifest, Metadata::Here);
+                return Ok((stored, verified, Fetched::default(), known, pin));
+            }
+            let manifest = &resolved.manifest;
+            preconnect.done().await;
+            // Until there is a record of the mount.
+            let pin = self.pins.pin(&images, manifest.digest);
+            let is_started = self.images.is_started(&manifest.digest).await;
+            let metadata = match StoredImage::is_in(&images, &manifest.digest) {
+                true => Metadata::Here,
+                false => Metadata::Missing,
+            };
+            let look_up = async {
+                match is_started {
+                    true => Known::default(),
+                    false => self.prefetcher.look_up(&repository, manifest, metadata),
+                }
+            };
+            // Metadata first: prefetched data is useless before it.
+            let fetch = async {
+                let _lock = self.fetch_locks.lock(&request.image).await;
+                let admission = self.admit_resolved(&request, &resolved);
+                let seekable = options.indexes.seekable_layers(&name);
+                StoredImage::fetch_admitted(&repository, manifest, &images, seekable, admission)
+                    .await
+            };
+            let (fetched, known) = tokio::join!(fetch, look_up);
+            let (stored, fetched, verified) = fetched?;
+            if !request.base {
+                stored.must_be_whole(repository.describe())?;
+            }
+            Ok::<_, DaemonError>((stored, verified, fetched, known, pin))
+        };
+        let (stored, verified, metadata, known, _pin) = tokio::select! {
+            pulled = pull => pulled?,
+            () = self.mounts.stopping() => return Err(DaemonError::Stopping),
+            () = cancelled => return Err(DaemonError::Stopping),
+        };
+        let config = stored.config.clone();
+        let manifest_digest = stored.manifest_digest;
+        let image = self.serve(stored, &verified, route).await?;
+        remembering.await;
+        if image.is_first_start() {
+            self.prefetcher.start(image.prefetched(repository), known);
+        }
+        let mut record = MountRecord {
+            request,
+            manifest_digest,
+            driver,
+            driver_reason,
+            backing: None,
+            journal: false,
+        };
+        let attached = self.attach(&image, &mut record, MountPoint::Free).await;
+        let (attachment, id) =
+            attached.inspect_err(|_| self.mounts.forget(&record.request.mountpoint))?;
+        let mountpoint = &record.request.mountpoint;
+        tracing::info!(image = %record.request.image, digest = %manifest_digest,
+            mountpoint = %mountpoint.display(), ?driver, "mounted");
+        let mount = Mount::new(record, image, attachment, id, metadata);
+        let mount = self.mounts.insert(mount).await;
+        Ok(Mounted { mount, config })
+    }
+
+    /// Mounts, with a record of it on disk before it can be seen.
+    pub(in crate::daemon) async fn attach(
+        &self,
+        image: &Arc<ServedImage>,
+        record: &mut MountRecord,
+        place: MountPoint,
+    ) -> Result<(Attachment, u64), DaemonError> {
+        let mountpoint = record.request.mountpoint.clone();
+        let suid = if record.request.nosuid { Suid::Ignore } else { Suid::Keep };
+        let records = self.root.join("mounts");
+        let (filesystems, request) = (&self.filesystems, &record.request);
+        let erofs = match (&self.drivers.fanotify, self.drivers.loops.get(), record.driver) {
+            (Some(session), _, DriverChoice::Fanotify) => {
+                Some(image.erofs_on_files(session, filesystems, request, &self.boot).await)
+            }
+            (_, Some(Ok(session)), DriverChoice::Loop) => {
+                Some(image.erofs_on_disks(session, filesystems, request, &self.boot).await)
+            }
+            _ => None,
+        };
+        let attached = match erofs {
+            Some(mount) => {
+                let mount = mount.map_err(|source| mount_error(record, source))?;
+                record.backing = Some(mount.erofs.backing().clone());
+                self.mounts.record(record).at(&records)?;
+                mount.erofs.bind(&mountpoint, suid).map(|()| Attachment::Bind(mount))
+            }
+            None => {
+                record.journal = true;
+                self.mounts.record(record).at(&records)?;
+                image
+                    .fuse(&mountpoint, &record.request.image, suid, place, &self.drivers.link)
+                    .await
+            }
+        };
+        let attachment = attached.map_err(|source| mount_error(record, source))?;
+        let mounts = mountinfo::list().map_err(|source| mount_error(record, source))?;
+        let id = seen_at(&mounts, &mountpoint).map_or(0, |mount| mount.id);
+        Ok((attachment, id))
+    }
+
+    /// Takes a mount away.
+    pub(in crate::daemon) async fn umount(
+        &self,
+        mountpoint: &Path,
+        in_use: InUse,
+    ) -> Result<(), DaemonError> {
+        let mount = self.mounts.take(mountpoint).await?;
+        if let Err(error) = unmount(&mount, mountpoint, in_use).await {
+            self.mounts.put_back(mountpoint, mount).await;
+            return Err(error);
+        }
+        self.mounts.forget(mountpoint);
+        drop(mount);
+        self.mounts.free(mountpoint).await;
+        tracing::info!(mountpoint = %mountpoint.display(), "unmounted");
+        Ok(())
+    }
+}
+
+async fn unmount(mount: &Mount, mountpoint: &Path, in_use: InUse) -> Result<(), DaemonError> {
+    let mounts = mountinfo::list().at(mountpoint)?;
+    if mount.is_covered(&mounts, mountpoint) {
+        return Err(DaemonError::Covered { mountpoint: mountpoint.to_owned() });
+    }
+    match (mount.attachment.unmount(mountpoint).await, in_use) {
+        (Err(error), InUse::Detach) if error.kind() == io::ErrorKind::ResourceBusy => {
+            Ok(mount.attachment.detach(mountpoint).await.at(mountpoint)?)
+        }
+        (Err(error), InUse::Refuse) if error.kind() == io::ErrorKind::ResourceBusy => {
+            let holders = users::of(mountpoint);
+            Err(DaemonError::Busy { mountpoint: mountpoint.to_owned(), holders })
+        }
+        (other, _) => Ok(other.at(mountpoint)?),
+    }
+}
+
+pub(super) fn mount_error(record: &MountRecord, source: io::Error) -> DaemonError {
+    let MountRequest { image, mountpoint, .. } = &record.request;
+    DaemonError::Mount { image: image.clone(), mountpoint: mountpoint.clone(), source }
+}

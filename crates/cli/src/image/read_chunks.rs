@@ -25,11 +25,7 @@ use tokio::{runtime::Runtime, sync::mpsc, task::spawn_blocking, time::sleep};
 
 /// Stored bytes of the chunks that are fetched together, and most of one request unless a chunk has
 /// more.
-pub(crate) const WINDOW: u64 = 8 << 20;
-
-/// A command has many requests in flight, and no reader waits for a particular one: its requests
-/// are bigger than a node's, and bridge less.
-const PLANNER: Planner = Planner { gap: 64 << 10, max_request: WINDOW };
+pub(crate) const WINDOW: u64 = Planner::COMMAND.max_request;
 
 /// Concurrent requests: enough to hide round trips, few enough for any registry.
 pub(crate) const REQUESTS: usize = 8;
@@ -50,7 +46,7 @@ pub(crate) async fn read(
     let mut requests: Vec<(&Blob, Range<Stored>, &[usize])> = Vec::new();
     for of_blob in order.chunk_by(|a, b| chunks[*a].0.id == chunks[*b].0.id) {
         let chunk = |at: &usize| chunks[*at].1;
-        for request in PLANNER.requests(of_blob.iter().map(chunk)) {
+        for request in Planner::COMMAND.requests(of_blob.iter().map(chunk)) {
             let members = &of_blob[request];
             let range = stored_range(members.iter().map(chunk));
             requests.push((chunks[members[0]].0, range, members));

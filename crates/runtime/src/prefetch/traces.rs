@@ -7,11 +7,10 @@
 use std::{collections::BTreeMap, io, ops::Range, path::Path, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use lazuli_image::{Digest, Stored, Trace, oci::Descriptor};
+use lazuli_image::{Digest, Stored, Trace, oci::Descriptor, plan::Planner};
 use lazuli_registry::{RegistryError, Repository};
 
 use super::small_files::SmallFiles;
-use crate::request_sizes::PLANNER;
 
 /// The type of artifacts with traces.
 pub const ARTIFACT_TYPE: &str = "application/vnd.lazuli.trace.v1";
@@ -55,7 +54,7 @@ impl Traces {
             }
             None => start.clone(),
         };
-        trace.locate(PLANNER.gap, stored);
+        trace.locate(Planner::NODE.gap, stored);
         self.put(manifest, &trace)?;
         Ok(trace)
     }

@@ -18,6 +18,7 @@ use lazuli_image::{
     Blob, Chunk, ChunkRef, Digest, Stored,
     codec::Decoder,
     plan::{Planner, stored_range},
+    units::units,
 };
 use lazuli_registry::Pull;
 use lazuli_runtime::image::StoredImage;
@@ -103,18 +104,15 @@ fn decode(found: &[(&Blob, &Chunk)], stored: &[Bytes]) -> Result<Vec<Vec<u8>>> {
     let mut decoded = vec![Vec::new(); found.len()];
     let mut order: Vec<usize> = (0..found.len()).collect();
     order.sort_unstable_by_key(|at| place(found[*at]));
-    let together = |a: &usize, b: &usize| {
-        found[*a].0.id == found[*b].0.id && found[*a].1.shares_unit(found[*b].1)
-    };
-    for members in order.chunk_by(together) {
-        // The last one reaches furthest.
-        let Some(last) = members.last() else { continue };
-        let (blob, chunk) = found[*last];
+    let blobs = order.chunk_by(|a, b| found[*a].0.id == found[*b].0.id);
+    for unit in blobs.flat_map(|of_blob| units(of_blob, |at| found[**at].1)) {
+        let furthest = *unit.furthest();
+        let (blob, chunk) = found[*furthest];
         let context = || format!("blob {}: chunk {} at {}", blob.id, chunk.number, chunk.stored);
-        let unit = decoder.unit(&blob.unit(chunk), &stored[*last], &mut buffer);
-        let unit = unit.with_context(context)?;
-        for at in members {
-            let bytes = verify(found[*at].1, unit).with_context(|| format!("blob {}", blob.id))?;
+        let bytes = decoder.unit(&blob.unit(chunk), &stored[*furthest], &mut buffer);
+        let bytes = bytes.with_context(context)?;
+        for at in unit.into_chunks() {
+            let bytes = verify(found[*at].1, bytes).with_context(|| format!("blob {}", blob.id))?;
             decoded[*at] = bytes.to_vec();
         }
     }

@@ -35,7 +35,7 @@ pub(crate) use unpack::fuzz;
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs,
     path::{Path, PathBuf},
     pin::pin,
     sync::Arc,
@@ -50,7 +50,7 @@ use lazuli_image::{
     },
 };
 use lazuli_registry::{self as registry, Repository, SeekableLayers};
-use lazuli_sys::mmap::Map;
+use lazuli_sys::mmap::{FinishedFile, Map};
 
 pub(crate) use self::directory::{directories, sweep, sync};
 use self::{
@@ -172,7 +172,7 @@ impl StoredImage {
         }
         let config = read(directory, CONFIG)?;
         let path = directory.join(BOOTSTRAP);
-        let map = Map::new(&File::open(&path).at(&path)?).at(&path)?;
+        let map = FinishedFile::open(&path).and_then(Map::of).at(&path)?;
         let digest = read(directory, BOOTSTRAP_DIGEST)?;
         if Algorithm::Blake3.digest(map.as_ref()).to_string().as_bytes() != digest {
             return Err(damaged(BOOTSTRAP, "its content is not what was unpacked"));

@@ -2,7 +2,6 @@
 //! Their digests are in the manifest.
 
 use std::{
-    fs,
     path::Path,
     sync::{
         Arc,
@@ -19,7 +18,7 @@ use lazuli_image::{
     seekable::{MAX_TOC, SeekableLayer, TocPlace, footer, toc_of_frame, toc_of_member},
 };
 use lazuli_registry::{Pull, RegistryError, Repository};
-use lazuli_sys::mmap::Map;
+use lazuli_sys::mmap::{FinishedFile, Map};
 use tokio::sync::Mutex;
 
 use super::{
@@ -74,9 +73,9 @@ pub(super) async fn make_bootstrap(
     let path = path.to_owned();
     let open = move || {
         let SeekableImage { bootstrap, points } = made;
-        fs::write(&path, bootstrap)?;
+        let bootstrap = FinishedFile::create(&path, &bootstrap[..])?;
         point_files::write(&path, &points)?;
-        let (mut bootstrap, reservation) = unpack::open_own(&path)?;
+        let (mut bootstrap, reservation) = unpack::open_own(bootstrap)?;
         let attached = point_files::attach(&path, &mut bootstrap);
         attached.map_err(|unusable| UnpackError::Io(unusable.problem))?;
         // The kernel will believe what it says.

@@ -11,7 +11,9 @@ use std::{
 };
 
 use lazuli_image::Digest;
-use lazuli_registry::{ImageName, Keyring, Login, Options, Reference, RegistryError, Repository};
+use lazuli_registry::{
+    ImageName, Keyring, Login, Options, Pull, Reference, RegistryError, Repository,
+};
 use tokio::time::Instant;
 
 use crate::seal::Seal;
@@ -48,7 +50,7 @@ pub(crate) struct Session {
     /// The repository, at no tag in particular.
     pub(crate) reference: Reference,
     pub(crate) login: Option<Login>,
-    pub(crate) repository: Arc<dyn Repository>,
+    pub(crate) repository: Arc<dyn Pull>,
     options: Options,
     state: Mutex<State>,
 }

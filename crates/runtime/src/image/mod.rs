@@ -49,7 +49,7 @@ use lazuli_image::{
         layout::{MAX_ROWS, Origin},
     },
 };
-use lazuli_registry::{self as registry, Repository, SeekableLayers};
+use lazuli_registry::{self as registry, Pull, SeekableLayers};
 use lazuli_sys::mmap::{FinishedFile, Map};
 
 pub(crate) use self::directory::{directories, sweep, sync};
@@ -97,7 +97,7 @@ impl StoredImage {
     /// Fetches the metadata of the image with this manifest that `images` lacks. Upper layers may
     /// be ordinary.
     pub async fn fetch(
-        repository: &Arc<dyn Repository>,
+        repository: Arc<dyn Pull>,
         manifest: &registry::Manifest,
         images: &Path,
         seekable: SeekableLayers,
@@ -111,7 +111,7 @@ impl StoredImage {
     /// Like `fetch`, for an image that has to be admitted. Its layers are requested meanwhile, but
     /// neither read nor kept before the admission.
     pub async fn fetch_admitted<T, E: From<ImageError>>(
-        repository: &Arc<dyn Repository>,
+        repository: Arc<dyn Pull>,
         manifest: &registry::Manifest,
         images: &Path,
         seekable: SeekableLayers,
@@ -142,7 +142,7 @@ impl StoredImage {
             }
         };
         let partial = Partial::create(images)?;
-        let filled = fill(repository, manifest, form, &partial.0, &mut fetched, admission).await?;
+        let filled = fill(&repository, manifest, form, &partial.0, &mut fetched, admission).await?;
         let (content, admitted) = filled;
         partial.commit(&directory)?;
         Ok((Self::of(directory, manifest.digest, content)?, fetched, admitted))

@@ -17,7 +17,7 @@ use lazuli_image::{
     rafs::{self, Bootstrap},
     seekable::{MAX_TOC, SeekableLayer, TocPlace, footer, toc_of_frame, toc_of_member},
 };
-use lazuli_registry::{Pull, RegistryError, Repository};
+use lazuli_registry::{Pull, RegistryError};
 use lazuli_sys::mmap::{FinishedFile, Map};
 use tokio::sync::Mutex;
 
@@ -48,7 +48,7 @@ const LAYERS: usize = 8;
 
 /// Makes the bootstrap of the image of `layers` in the new file `path`.
 pub(super) async fn make_bootstrap(
-    repository: &Arc<dyn Repository>,
+    repository: &Arc<dyn Pull>,
     layers: &[SeekableLayer],
     path: &Path,
 ) -> Result<(Bootstrap<Map>, Reservation, Fetched), ImageError> {

@@ -24,7 +24,7 @@ use lazuli_image::{
     oci::Descriptor,
     rafs::Bootstrap,
 };
-use lazuli_registry::{RegistryError, Repository};
+use lazuli_registry::{Referrers, RegistryError};
 
 use super::{Image, ahead::ChunkAt, small_files::SmallFiles};
 use crate::cache::CachedBlob;
@@ -246,11 +246,11 @@ fn subject() -> Descriptor {
 }
 
 /// The lesson of a repository that other nodes have put there.
-pub(super) async fn find(repository: &dyn Repository) -> Result<Option<Lesson>, RegistryError> {
+pub(super) async fn find(repository: &dyn Referrers) -> Result<Option<Lesson>, RegistryError> {
     Ok(found(repository).await?.map(|(lesson, _)| lesson))
 }
 
-async fn found(repository: &dyn Repository) -> Result<Option<(Lesson, Descriptor)>, RegistryError> {
+async fn found(repository: &dyn Referrers) -> Result<Option<(Lesson, Descriptor)>, RegistryError> {
     let artifacts = repository.referrers(&subject().digest, Some(ARTIFACT_TYPE)).await?;
     let mut found: Option<(Lesson, Descriptor)> = None;
     for artifact in artifacts.into_iter().take(ARTIFACTS) {
@@ -269,10 +269,10 @@ async fn found(repository: &dyn Repository) -> Result<Option<(Lesson, Descriptor
 
 /// Adds one start to the published lesson of a repository.
 pub(super) async fn publish(
-    repository: &Arc<dyn Repository>,
+    repository: &dyn Referrers,
     start: &Lesson,
 ) -> Result<Digest, RegistryError> {
-    let (lesson, before) = match found(&**repository).await? {
+    let (lesson, before) = match found(repository).await? {
         Some((mut known, artifact)) => {
             known.merge(start);
             (known, Some(artifact.digest))

@@ -17,10 +17,10 @@ const TRIED: usize = 4;
 /// Logins beside those in files, each for one repository of a registry. Clones share one
 /// collection.
 #[derive(Clone, Default)]
-pub(crate) struct Logins(Arc<Mutex<State>>);
+pub(crate) struct Logins(Arc<Mutex<LoginList>>);
 
 #[derive(Default)]
-struct State {
+struct LoginList {
     /// The newest last.
     logins: Vec<Owned>,
     /// Grows with each change.
@@ -75,7 +75,7 @@ impl Logins {
         self.lock().generation
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LoginList> {
         // No panic can leave the state half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -52,11 +52,11 @@ pub(crate) struct Session {
     pub(crate) login: Option<Login>,
     pub(crate) repository: Arc<dyn Pull>,
     options: Options,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct SessionState {
     used: Instant,
     /// The registry asked for a pause until then.
     busy: Option<Instant>,
@@ -81,7 +81,7 @@ impl Session {
         let repository = lazuli_registry::open(&name, &options)?;
         let used = Instant::now();
         let (sizes, wrong) = Default::default();
-        let state = State { used, busy: None, sizes, wrong };
+        let state = SessionState { used, busy: None, sizes, wrong };
         let (reference, state) = (reference.clone(), Mutex::new(state));
         Ok(Session { key, reference, login, repository, options, state })
     }
@@ -136,7 +136,7 @@ impl Session {
         self.lock().wrong.get(digest).is_some_and(|when| when.elapsed() < WRONG)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SessionState> {
         // No panic can leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -20,7 +20,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use lazuli_image::{
     Algorithm, Digest, Lesson, Trace,
     erofs::{FileType, Nid},
-    lesson::{Mark, Part, mark},
+    lesson::{FileChunk, Mark, mark},
     oci::Descriptor,
     rafs::Bootstrap,
 };
@@ -151,7 +151,13 @@ pub(super) fn of_start(image: &Image, start: &Trace) -> (Lesson, Vec<Digest>) {
             if part == 0 && is_program && !path.windows(3).any(|part| part == b".so") {
                 programs.push((at, chunk.digest));
             }
-            parts.push(Part { path: path.into(), part, mark: mark(&chunk.digest), at, starts: 1 });
+            parts.push(FileChunk {
+                path: path.into(),
+                part,
+                mark: mark(&chunk.digest),
+                at,
+                starts: 1,
+            });
         }
     });
     programs.sort_by_key(|(at, _)| *at);
@@ -208,7 +214,7 @@ pub(super) fn places<B: AsRef<[u8]>>(
 }
 
 fn by_path<B: AsRef<[u8]>>(
-    part: &Part,
+    part: &FileChunk,
     bootstrap: &Bootstrap<B>,
     blobs: &[Arc<CachedBlob>],
 ) -> Option<ChunkAt> {
@@ -289,7 +295,8 @@ mod tests {
     use super::*;
 
     fn lesson(path: &str) -> Lesson {
-        let part = Part { path: path.as_bytes().into(), part: 0, mark: [1; 8], at: 0, starts: 1 };
+        let part =
+            FileChunk { path: path.as_bytes().into(), part: 0, mark: [1; 8], at: 0, starts: 1 };
         Lesson::of_start([part])
     }
 

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, Error, Result};
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
-use lazuli_builder::unpack::Content;
+use lazuli_builder::unpack::ChunkSource;
 use lazuli_image::{
     Blob, Chunk, ChunkRef, Digest, Stored,
     codec::Decoder,
@@ -200,7 +200,7 @@ impl<'a> Chunks<'a> {
     }
 }
 
-impl Content for Chunks<'_> {
+impl ChunkSource for Chunks<'_> {
     type Error = Error;
 
     fn next(&mut self) -> Result<&[u8]> {

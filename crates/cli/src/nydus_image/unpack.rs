@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use lazuli_builder::unpack::{Content, Plan, tar};
+use lazuli_builder::unpack::{ChunkSource, Plan, tar};
 use lazuli_image::{Blob, ChunkRef, codec::Decoder};
 
 use super::{Common, bootstrap::Given};
@@ -74,7 +74,7 @@ impl<'a> Chunks<'a> {
     }
 }
 
-impl Content for Chunks<'_> {
+impl ChunkSource for Chunks<'_> {
     type Error = anyhow::Error;
 
     fn next(&mut self) -> Result<&[u8]> {

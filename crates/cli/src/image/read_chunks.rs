@@ -130,7 +130,7 @@ const PLACES: usize = 1 << 16;
 const AHEAD: usize = 2;
 
 /// The chunks of an image in order, fetched ahead of their use, decoded and checked.
-pub(crate) struct Chunks<'a> {
+pub(crate) struct FetchedChunks<'a> {
     windows: mpsc::Receiver<Result<Window>>,
     window: Window,
     next: usize,
@@ -149,7 +149,7 @@ struct Window {
     order: Vec<usize>,
 }
 
-impl<'a> Chunks<'a> {
+impl<'a> FetchedChunks<'a> {
     /// Begins to fetch `wanted`. `used` is called with decoded bytes as they are used.
     pub(crate) fn fetch(
         repository: Arc<dyn Pull>,
@@ -191,7 +191,7 @@ impl<'a> Chunks<'a> {
                 }
             }
         });
-        Chunks { windows, window: Window::default(), next: 0, fetched, used }
+        FetchedChunks { windows, window: Window::default(), next: 0, fetched, used }
     }
 
     /// Stored bytes of all chunks fetched so far.
@@ -200,7 +200,7 @@ impl<'a> Chunks<'a> {
     }
 }
 
-impl ChunkSource for Chunks<'_> {
+impl ChunkSource for FetchedChunks<'_> {
     type Error = Error;
 
     fn next(&mut self) -> Result<&[u8]> {

@@ -1,8 +1,8 @@
 //! Recent health of servers.
 //!
-//! Readers wait in the kernel for what is asked of a server, so one that hangs or fails must cost
-//! one reader a moment and not every reader its deadline. The last results are kept in memory for
-//! each server, over all of its repositories and blobs, and requests with a choice prefer other
+//! Readers wait in the kernel for a server's answer, so a server that hangs or fails must delay one
+//! reader for a moment, and not every reader until its deadline. The last results of each server
+//! are kept in memory, across its repositories and blobs. Requests that have a choice prefer other
 //! servers.
 
 use std::{

@@ -10,8 +10,7 @@ use crate::{
     transport::credentials::Login,
 };
 
-/// Logins for one repository that are tried, at most: each one costs a request when they are
-/// refused.
+/// Maximum number of logins tried for one repository: each refused login costs a request.
 const TRIED: usize = 4;
 
 /// Logins beside those in files, each for one repository of a registry. Clones share one

@@ -117,8 +117,7 @@ fn blob(
     Ok(())
 }
 
-/// A blob that is read once, of which ranges are wanted that may overlap, in the order of their
-/// begins.
+/// Reads ranges of a blob in one pass. Ranges come in the order of their starts and may overlap.
 struct Ahead<R> {
     reader: R,
     /// The offset of `bytes`.

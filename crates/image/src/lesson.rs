@@ -1,9 +1,8 @@
 //! Lessons: which files starts read, by paths and chunk digests that hold for other images too.
 //!
-//! A trace names chunks by blob and number, which the next version of an image has not. A lesson
-//! names them by the file that they are a part of, and by what is in them, so it holds for the next
-//! version, and for a rebuilt base. It is a hint and nothing else, as a trace is. As bytes
-//! (integers are LEB128 of at most 32 bits):
+//! A trace names chunks by blob and number, which change with the next version of an image. A
+//! lesson names them by file and by content, so it holds for the next version, and for a rebuilt
+//! base. Like a trace, it is only a hint. As bytes (integers are LEB128 of at most 32 bits):
 //!
 //! ```text
 //! "lazuli trace 2\n"

@@ -68,7 +68,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Looks until there is enough, or no more.
+    /// Searches until the evidence suffices, or no place is left to ask.
     pub(crate) async fn run(mut self) -> Result<Verified, Box<Refused>> {
         let question = self.question;
         let (home, manifest) = (&question.name, question.manifest.digest);

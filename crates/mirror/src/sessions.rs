@@ -21,7 +21,7 @@ use crate::seal::Seal;
 /// How long an unused session lives. Tokens of registries are good for some minutes.
 const IDLE: Duration = Duration::from_secs(300);
 
-/// Sessions that are kept: pulls at the same time, and some.
+/// Maximum number of sessions: more than the pulls that a node runs at a time.
 const MOST: usize = 4096;
 
 /// How long a refusal of anonymous clients is remembered for a registry: private repositories stay

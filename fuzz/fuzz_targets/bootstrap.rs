@@ -3,7 +3,7 @@
 //! refuses it.
 #![no_main]
 
-use lazuli_builder::{Part, TreeOf, combine};
+use lazuli_builder::{SourceImage, TreeOf, combine};
 use lazuli_image::{
     Algorithm,
     rafs::{Bootstrap, BootstrapOptions, check, dump, set_id, write_bootstrap},
@@ -26,7 +26,7 @@ fuzz_target!(|data: &[u8]| {
         digest: bootstrap.digest_algorithm(),
     };
     for of in [TreeOf::Image, TreeOf::Layer] {
-        let part = Part { name: "image".into(), image: &bootstrap, of };
+        let part = SourceImage { name: "image".into(), image: &bootstrap, of };
         if let Ok(combined) = combine(&[part]) {
             let _ = combined.bootstrap(&[]);
         }

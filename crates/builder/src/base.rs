@@ -20,8 +20,7 @@ pub struct Base {
 }
 
 impl Base {
-    /// The image of this name. `options` become those that its blobs were made with, as far as it
-    /// decides that.
+    /// Takes the image `name` as a base. Sets in `options` what the image's blobs determine.
     ///
     /// # Errors
     /// Its digests are not BLAKE3, or one of its paths is longer than Linux can use.

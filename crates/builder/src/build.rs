@@ -46,9 +46,8 @@ pub fn build(
     build_with(Dictionary::default(), layers, options, progress, &mut |_| {})
 }
 
-/// The same image with all content that blobs of `dictionary` have taken from there. Blobs that do
-/// not go with `options`, or for which there is no room, are not used. `keep` is shown each layer
-/// that was read.
+/// Builds the same image, but refers to `dictionary` for content that its blobs have. Skips blobs
+/// that do not match `options` or exceed the limit of blobs. Calls `keep` with each layer read.
 pub fn build_with(
     mut dictionary: Dictionary,
     layers: Vec<Layer>,

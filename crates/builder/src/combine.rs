@@ -17,7 +17,7 @@ use crate::{
 
 /// One image to combine.
 #[derive(Debug)]
-pub struct Part<'a, B> {
+pub struct SourceImage<'a, B> {
     /// Its name in messages.
     pub name: String,
     /// Its metadata.
@@ -51,7 +51,7 @@ impl Combined {
 /// # Errors
 /// An image has one chunk size, one digest algorithm and one codec, so its parts have to have the
 /// same; and parts that share a blob have to agree about it.
-pub fn combine<B: AsRef<[u8]>>(parts: &[Part<'_, B>]) -> Result<Combined, BuildError> {
+pub fn combine<B: AsRef<[u8]>>(parts: &[SourceImage<'_, B>]) -> Result<Combined, BuildError> {
     let mut known = Blobs::default();
     let mut overlay = Overlay::new();
     for (number, part) in parts.iter().enumerate() {
@@ -88,10 +88,10 @@ impl Blobs {
     /// Adds the blobs of a part. Returns their numbers in the combined image.
     fn add<B: AsRef<[u8]>>(
         &mut self,
-        part: &Part<'_, B>,
+        part: &SourceImage<'_, B>,
         number: usize,
     ) -> Result<Vec<BlobIndex>, BuildError> {
-        let Part { name, image, .. } = part;
+        let SourceImage { name, image, .. } = part;
         if !image.blobs().is_empty() {
             let options = BootstrapOptions {
                 chunk_size: image.chunk_size(),

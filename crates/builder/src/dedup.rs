@@ -53,14 +53,14 @@ pub(crate) struct Chunks {
 
 /// [`Chunks`] while workers fill it.
 #[derive(Debug)]
-pub(crate) struct Index {
-    state: Mutex<State>,
+pub(crate) struct SharedChunks {
+    state: Mutex<EnteredChunks>,
     /// Told whenever chunks were entered.
     entered: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct EnteredChunks {
     ids: HashMap<[u8; 32], DistinctId>,
     chunks: Chunks,
 }
@@ -68,11 +68,11 @@ struct State {
 /// A chunk that is to be stored.
 pub(crate) struct Fresh {
     pub(crate) id: DistinctId,
-    /// The position among the chunks given to [`Index::enter`].
+    /// The position among the chunks given to [`SharedChunks::enter`].
     pub(crate) position: usize,
 }
 
-impl Index {
+impl SharedChunks {
     pub(crate) fn new(layers: usize, dictionary: &Dictionary) -> Self {
         let mut chunks = Chunks { layers: vec![Vec::new(); layers], distinct: Vec::new() };
         let mut ids = HashMap::new();
@@ -86,7 +86,7 @@ impl Index {
                 }
             }
         }
-        Index { state: Mutex::new(State { ids, chunks }), entered: Condvar::new() }
+        SharedChunks { state: Mutex::new(EnteredChunks { ids, chunks }), entered: Condvar::new() }
     }
 
     /// Enters consecutive chunks of a layer, given as digest and decoded size. Waits until all
@@ -108,7 +108,7 @@ impl Index {
             let woken = self.entered.wait_timeout(state, LOOK);
             state = woken.unwrap_or_else(|poisoned| poisoned.into_inner()).0;
         }
-        let State { ids, chunks } = &mut *state;
+        let EnteredChunks { ids, chunks } = &mut *state;
         let numbers = &mut chunks.layers[usize::from(layer)];
         let mut fresh = Vec::new();
         for (position, &(digest, decoded_size)) in digests.iter().enumerate() {
@@ -138,7 +138,7 @@ impl Index {
         self.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).chunks
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, EnteredChunks> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

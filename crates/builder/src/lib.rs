@@ -50,7 +50,7 @@ pub use base::Base;
 pub use bootstrap_layer::{BootstrapLayer, bootstrap_layer, pack_bootstrap};
 pub use build::{Built, Merged, build, build_with, merge};
 pub use built_blob::BuiltBlob;
-pub use combine::{Combined, Part, combine};
+pub use combine::{Combined, SourceImage, combine};
 pub use dictionary::{Dictionary, KnownBlob};
 pub use embedded::{LayerBlob, Whiteouts, build_layer};
 pub use entry::{Entry, EntryKind, EntryPath, InvalidPath};

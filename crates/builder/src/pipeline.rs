@@ -20,7 +20,7 @@ use lazuli_image::{Algorithm, BlobIndex, Codec};
 use crate::{
     Dictionary, Layer, LayerRecord, LayerSource,
     chunk::{Batch, Cutter, Stopped},
-    dedup::{Chunks, Index},
+    dedup::{Chunks, SharedChunks},
     entry::{Entry, EntryKind},
     error::{BuildError, SourceError},
     report::Progress,
@@ -69,7 +69,7 @@ pub(crate) fn ingest(
     let shared = Shared {
         plan,
         progress,
-        index: Index::new(count, dictionary),
+        index: SharedChunks::new(count, dictionary),
         todo: Mutex::new(layers.into_iter().enumerate().collect()),
         done: Mutex::new((0..count).map(|_| Vec::new()).collect()),
         buffers: Mutex::default(),
@@ -108,7 +108,7 @@ pub(crate) fn ingest(
 struct Shared<'a> {
     plan: &'a Plan<'a>,
     progress: &'a dyn Progress,
-    index: Index,
+    index: SharedChunks,
     todo: Mutex<VecDeque<(usize, Layer)>>,
     done: Mutex<Vec<Vec<Entry>>>,
     /// Buffers of batches that are done.
@@ -239,7 +239,7 @@ impl<'a> Worker<'a> {
     fn process(
         &mut self,
         batch: &Batch,
-        index: &Index,
+        index: &SharedChunks,
         stop: &AtomicBool,
     ) -> Result<Option<Grown>, BuildError> {
         let digest = |chunk: &[u8]| (self.plan.algorithm.digest(chunk), chunk.len() as u32);

@@ -98,7 +98,7 @@ impl LayerRecord {
         self.chunks.iter().map(|(hash, _)| hash)
     }
 
-    /// The chunks in order, as [`crate::dedup::Index::enter`] takes them.
+    /// The chunks in order, as [`crate::dedup::SharedChunks::enter`] takes them.
     pub(crate) fn chunks(&self) -> Vec<(Digest, u32)> {
         self.chunks.iter().map(|(hash, size)| (Digest::blake3(*hash), *size)).collect()
     }

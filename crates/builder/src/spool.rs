@@ -41,13 +41,13 @@ pub(crate) struct Grown {
 #[derive(Debug)]
 pub(crate) struct Spool {
     scratch: Scratch,
-    state: Mutex<State>,
+    state: Mutex<SpoolState>,
     /// Told whenever batches went from waiting to written.
     written: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct SpoolState {
     /// `None` while a thread writes; that thread also writes batches that queue up meanwhile.
     writer: Option<Writer>,
     /// Batches that are done before an earlier one.
@@ -83,7 +83,7 @@ impl Spool {
         let path = scratch.join(name);
         let so_far = Finished { file: None, path, hasher, chunks: Vec::new() };
         let writer = Writer { next: 0, bytes: 0, so_far };
-        let state = State { writer: Some(writer), waiting: BTreeMap::new() };
+        let state = SpoolState { writer: Some(writer), waiting: BTreeMap::new() };
         Spool { scratch: scratch.clone(), state: Mutex::new(state), written: Condvar::new() }
     }
 
@@ -131,7 +131,7 @@ impl Spool {
         state.writer.map(|writer| writer.so_far)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SpoolState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

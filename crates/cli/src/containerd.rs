@@ -169,9 +169,8 @@ impl DaemonImages {
 /// The image's name with the digest to which it resolved at the pull: a tag may have moved since,
 /// and a digest in the reference may be that of an index.
 ///
-/// Both come from labels, and a client that sets none lets an image's own annotations pass for
-/// them. So the name has to be that of an image in a registry, and is never that of a file of this
-/// machine.
+/// Both come from labels. If a client sets none, containerd uses the image's own annotations, which
+/// its maker chose. So the name must be that of an image in a registry, never of a local file.
 fn pinned(image: &Image) -> Outcome<Reference> {
     let Image { reference, manifest_digest, .. } = image;
     let name: Reference = reference.parse().map_err(|error: InvalidName| {

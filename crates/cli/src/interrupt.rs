@@ -111,9 +111,9 @@ pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
     pub(crate) fn new() -> io::Result<Self> {
-        let heard = |number: &Signal| *IGNORED >> (number.as_raw() - 1) & 1 == 0;
+        let is_handled = |number: &Signal| *IGNORED >> (number.as_raw() - 1) & 1 == 0;
         let listen = |number: Signal| Ok((number, signal(SignalKind::from_raw(number.as_raw()))?));
-        let numbers = [Signal::INT, Signal::TERM, Signal::HUP].into_iter().filter(heard);
+        let numbers = [Signal::INT, Signal::TERM, Signal::HUP].into_iter().filter(is_handled);
         numbers.map(listen).collect::<io::Result<_>>().map(Signals)
     }
 

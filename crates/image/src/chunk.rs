@@ -115,7 +115,7 @@ impl Chunk {
         unit.get(start..)?.get(..self.decoded_size as usize)
     }
 
-    /// Stored bytes that are there for this chunk: of a unit its share. For sums over many chunks.
+    /// The chunk's share of its unit's stored bytes, so that sums count shared units once.
     pub fn stored_share(&self) -> u64 {
         let stored = u64::from(self.stored_size);
         self.part.map_or(stored, |part| {

@@ -33,8 +33,8 @@ impl Algorithm {
     /// Starts an incremental computation.
     pub fn hasher(self) -> Hasher {
         match self {
-            Algorithm::Blake3 => Hasher(State::Blake3(Box::default())),
-            Algorithm::Sha256 => Hasher(State::Sha256(sha2::Sha256::new())),
+            Algorithm::Blake3 => Hasher(HasherState::Blake3(Box::default())),
+            Algorithm::Sha256 => Hasher(HasherState::Sha256(sha2::Sha256::new())),
         }
     }
 }
@@ -133,10 +133,10 @@ impl<'de> Deserialize<'de> for Digest {
 
 /// An incremental digest computation, see [`Algorithm::hasher`].
 #[derive(Clone, Debug)]
-pub struct Hasher(State);
+pub struct Hasher(HasherState);
 
 #[derive(Clone, Debug)]
-enum State {
+enum HasherState {
     Blake3(Box<blake3::Hasher>),
     Sha256(sha2::Sha256),
 }
@@ -145,18 +145,18 @@ impl Hasher {
     /// Feeds more bytes.
     pub fn update(&mut self, data: &[u8]) {
         match &mut self.0 {
-            State::Blake3(hasher) => {
+            HasherState::Blake3(hasher) => {
                 hasher.update(data);
             }
-            State::Sha256(hasher) => hasher.update(data),
+            HasherState::Sha256(hasher) => hasher.update(data),
         }
     }
 
     /// The digest of everything fed so far.
     pub fn finish(self) -> Digest {
         match self.0 {
-            State::Blake3(hasher) => Digest::blake3(*hasher.finalize().as_bytes()),
-            State::Sha256(hasher) => Digest::sha256(hasher.finalize().into()),
+            HasherState::Blake3(hasher) => Digest::blake3(*hasher.finalize().as_bytes()),
+            HasherState::Sha256(hasher) => Digest::sha256(hasher.finalize().into()),
         }
     }
 }

@@ -1,9 +1,8 @@
 //! Lessons: which files starts read, by paths and chunk digests that hold for other images too.
 //!
-//! A trace names chunks by blob and number, which the next version of an image has not. A lesson
-//! names them by the file that they are a part of, and by what is in them, so it holds for the next
-//! version, and for a rebuilt base. It is a hint and nothing else, as a trace is. As bytes
-//! (integers are LEB128 of at most 32 bits):
+//! A trace names chunks by blob and number, which change with the next version of an image. A
+//! lesson names them by file and by content, so it holds for the next version, and for a rebuilt
+//! base. Like a trace, it is only a hint. As bytes (integers are LEB128 of at most 32 bits):
 //!
 //! ```text
 //! "lazuli trace 2\n"
@@ -57,7 +56,7 @@ pub fn mark(digest: &Digest) -> Mark {
 
 /// A chunk of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct FileChunk {
     /// The path of the file from the root, without a slash before it.
     pub path: Arc<[u8]>,
     /// The chunk's number in the file.
@@ -74,14 +73,14 @@ pub struct Part {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lesson {
     starts: u32,
-    parts: Vec<Part>,
+    parts: Vec<FileChunk>,
 }
 
 impl Lesson {
     /// A lesson of one start from the parts that it touched, in order.
-    pub fn of_start(touched: impl IntoIterator<Item = Part>) -> Self {
+    pub fn of_start(touched: impl IntoIterator<Item = FileChunk>) -> Self {
         let parts = touched.into_iter().filter(|part| part.path.len() <= MAX_PATH as usize);
-        let mut parts: Vec<_> = parts.map(|part| Part { starts: 1, ..part }).collect();
+        let mut parts: Vec<_> = parts.map(|part| FileChunk { starts: 1, ..part }).collect();
         parts.sort_by_key(|part| part.at);
         parts.truncate(MAX_PARTS);
         Lesson { starts: 1, parts }
@@ -93,25 +92,25 @@ impl Lesson {
     }
 
     /// All parts that were touched, the first one first.
-    pub fn parts(&self) -> &[Part] {
+    pub fn parts(&self) -> &[FileChunk] {
         &self.parts
     }
 
     /// The parts that the next start will most likely touch: those of at least a quarter of the
     /// starts, in order.
-    pub fn hot(&self) -> impl Iterator<Item = &Part> {
+    pub fn hot(&self) -> impl Iterator<Item = &FileChunk> {
         self.parts.iter().filter(|part| part.starts * HOT >= self.starts)
     }
 
     /// Merges a later lesson. Parts that later starts no longer read fade out.
     pub fn merge(&mut self, later: &Lesson) {
-        let mut known: HashMap<(Arc<[u8]>, u32), Part> = HashMap::new();
+        let mut known: HashMap<(Arc<[u8]>, u32), FileChunk> = HashMap::new();
         for part in self.parts.drain(..) {
             known.insert((part.path.clone(), part.part), part);
         }
         for part in &later.parts {
             let key = (part.path.clone(), part.part);
-            let known = known.entry(key).or_insert_with(|| Part { starts: 0, ..part.clone() });
+            let known = known.entry(key).or_insert_with(|| FileChunk { starts: 0, ..part.clone() });
             known.starts += part.starts;
             known.at = known.at.min(part.at);
             known.mark = part.mark;
@@ -123,7 +122,8 @@ impl Lesson {
             known.retain(|_, part| part.starts > 0);
         }
         let most = self.starts;
-        let parts = known.into_values().map(|part| Part { starts: part.starts.min(most), ..part });
+        let parts =
+            known.into_values().map(|part| FileChunk { starts: part.starts.min(most), ..part });
         self.parts = parts.collect();
         self.parts.sort_by(|a, b| (a.at, &a.path, a.part).cmp(&(b.at, &b.path, b.part)));
         self.parts.truncate(MAX_PARTS);
@@ -200,7 +200,7 @@ impl Lesson {
             let wait = reader.number(0, u32::MAX, "milliseconds of a part")?;
             now = now.checked_add(wait).ok_or_else(|| reader.error("milliseconds of a part"))?;
             let starts = reader.number(1, starts, "starts of a part")?;
-            parts.push(Part { path: paths[file].clone(), part, mark, at: now, starts });
+            parts.push(FileChunk { path: paths[file].clone(), part, mark, at: now, starts });
         }
         Ok(Lesson { starts, parts })
     }
@@ -234,8 +234,8 @@ mod tests {
 
     use super::*;
 
-    fn part(path: &str, part: u32, at: u32) -> Part {
-        Part { path: path.as_bytes().into(), part, mark: [at as u8; 8], at, starts: 1 }
+    fn part(path: &str, part: u32, at: u32) -> FileChunk {
+        FileChunk { path: path.as_bytes().into(), part, mark: [at as u8; 8], at, starts: 1 }
     }
 
     fn lesson(parts: &[(&str, u32)]) -> Lesson {

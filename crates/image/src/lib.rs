@@ -24,6 +24,7 @@ pub mod rafs;
 pub mod seekable;
 pub mod trace;
 pub mod tree;
+pub mod units;
 
 pub use chunk::{Blob, BlobIndex, Chunk, ChunkList, ChunkRef};
 pub use codec::Codec;

@@ -1,9 +1,9 @@
 //! Traces: the chunks that starts of an image read, in order.
 //!
-//! A trace is a hint and nothing else. Fetches check every byte as always, and
-//! ignores what the image does not have. It also says where hot chunks are stored, so that they can
-//! be fetched together with the bootstrap, which says that, too. As bytes (integers are LEB128, at
-//! most 32 bits, but 63 where it says so):
+//! A trace is only a hint: fetched bytes are checked as always, and chunks that the image does not
+//! have are ignored. It also records where hot chunks are stored, so that they can be fetched at
+//! the same time as the bootstrap. As bytes (integers are LEB128 of at most 32 bits, or 63 where
+//! noted):
 //!
 //! ```text
 //! "lazuli trace 1\n"

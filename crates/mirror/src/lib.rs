@@ -10,8 +10,8 @@
 //!                                           └─ blobs ─ stream   in parts, hashed as they pass
 //! ```
 //!
-//! It has no images of its own, no users and no rights: what a client may see, the registry
-//! decides, for each login by itself (`sessions`). Where it cannot answer, it says so within
+//! It has no images, users or rights of its own: the registry decides what a client may see, for
+//! each login separately (`sessions`). If the mirror cannot answer, it says so within
 //! [`ANSWER_LIMIT`], and the client asks the registry.
 #![forbid(unsafe_code)]
 

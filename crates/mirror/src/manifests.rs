@@ -24,7 +24,7 @@ use crate::{
     shared_answers::Coming,
 };
 
-/// How long a tag is taken to mean the same: for the questions of one pull.
+/// How long a tag's answer is reused: long enough for the requests of one pull.
 const TAG_LIFE: Duration = Duration::from_secs(3);
 
 /// How long content with a digest is kept for a client.

@@ -5,7 +5,8 @@ use std::ops::Range;
 /// The requested part of a blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// All of it. Also for headers that make no sense or name several ranges, as RFC 9110 allows.
+    /// The whole blob. Also the answer to malformed headers and to several ranges, as RFC 9110
+    /// allows.
     Whole,
     /// These bytes, at least one.
     Part(Range<u64>),

@@ -4,9 +4,9 @@
 //! ROOT/mirror/answers/REPOSITORY/CLIENT/MANIFEST
 //! ```
 //! Each name is a keyed hash: of the repository, of the repository with the client's login, of the
-//! tag or digest. A file has a line that says what it is, and the manifest. Its time is that of the
-//! registry's last word. A client is answered with what the registry answered to the same login,
-//! and with nothing more once the registry has refused that.
+//! tag or digest. A file holds a line with its type, then the manifest. Its modification time is
+//! when the registry last confirmed it. A client gets only what the registry answered to the same
+//! login, and nothing once the registry has refused that login.
 
 use std::{
     fs::{self, File},

@@ -11,7 +11,9 @@ use std::{
 };
 
 use lazuli_image::Digest;
-use lazuli_registry::{ImageName, Keyring, Login, Options, Reference, RegistryError, Repository};
+use lazuli_registry::{
+    ImageName, Keyring, Login, Options, Pull, Reference, RegistryError, Repository,
+};
 use tokio::time::Instant;
 
 use crate::seal::Seal;
@@ -19,7 +21,7 @@ use crate::seal::Seal;
 /// How long an unused session lives. Tokens of registries are good for some minutes.
 const IDLE: Duration = Duration::from_secs(300);
 
-/// Sessions that are kept: pulls at the same time, and some.
+/// Maximum number of sessions: more than the pulls that a node runs at a time.
 const MOST: usize = 4096;
 
 /// How long a refusal of anonymous clients is remembered for a registry: private repositories stay
@@ -48,13 +50,13 @@ pub(crate) struct Session {
     /// The repository, at no tag in particular.
     pub(crate) reference: Reference,
     pub(crate) login: Option<Login>,
-    pub(crate) repository: Arc<dyn Repository>,
+    pub(crate) repository: Arc<dyn Pull>,
     options: Options,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct SessionState {
     used: Instant,
     /// The registry asked for a pause until then.
     busy: Option<Instant>,
@@ -79,7 +81,7 @@ impl Session {
         let repository = lazuli_registry::open(&name, &options)?;
         let used = Instant::now();
         let (sizes, wrong) = Default::default();
-        let state = State { used, busy: None, sizes, wrong };
+        let state = SessionState { used, busy: None, sizes, wrong };
         let (reference, state) = (reference.clone(), Mutex::new(state));
         Ok(Session { key, reference, login, repository, options, state })
     }
@@ -134,7 +136,7 @@ impl Session {
         self.lock().wrong.get(digest).is_some_and(|when| when.elapsed() < WRONG)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SessionState> {
         // No panic can leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

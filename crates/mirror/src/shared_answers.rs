@@ -27,10 +27,10 @@ pub(crate) type Coming<V> = Shared<BoxFuture<'static, Result<V, Failure>>>;
 /// Answers by key. Complete answers take at most `limit` bytes.
 pub(crate) struct Answers<K, V> {
     limit: usize,
-    state: Mutex<State<K, V>>,
+    state: Mutex<KnownAnswers<K, V>>,
 }
 
-struct State<K, V> {
+struct KnownAnswers<K, V> {
     known: HashMap<K, Known<V>>,
     bytes: usize,
     numbers: u64,
@@ -49,7 +49,7 @@ where
     V: Clone + Send + Sync + 'static,
 {
     pub(crate) fn new(limit: usize) -> Arc<Self> {
-        let state = State { known: HashMap::new(), bytes: 0, numbers: 0 };
+        let state = KnownAnswers { known: HashMap::new(), bytes: 0, numbers: 0 };
         Arc::new(Answers { limit, state: Mutex::new(state) })
     }
 
@@ -104,13 +104,13 @@ where
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<K, V>> {
+    fn lock(&self) -> MutexGuard<'_, KnownAnswers<K, V>> {
         // No panic can leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<K, V> State<K, V> {
+impl<K, V> KnownAnswers<K, V> {
     fn forget(&mut self, which: impl Fn(&Known<V>) -> bool) {
         let mut freed = 0;
         self.known.retain(|_, known| {

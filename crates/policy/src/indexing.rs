@@ -1,10 +1,8 @@
-//! Statements about indexes: that an image that stays as it is has these layers, and how they can
-//! be read in places.
+//! Statements about indexes: which layers an unmodified image has, and how to read them in places.
 //!
-//! An index cannot be proved before its whole layer was read, and a layer's digest doesn't
-//! determine that of its tar, by which containerd shares layers between images. So an index counts
-//! only if a key vouches for it that the policy trusts for the image's name: the rule's
-//! `statements`.
+//! An index cannot be proved before its whole layer has been read. Nor does a layer's digest
+//! determine its DiffID, by which containerd shares layers between images. So an index counts only
+//! if a key vouches for it that the policy trusts for the image's name (the rule's `statements`).
 
 use std::collections::BTreeSet;
 

@@ -38,7 +38,7 @@ pub struct LayerIndexing {
 /// A layer, as manifest and configuration of an image name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayerDigests {
-    /// SHA-256 of it as stored.
+    /// SHA-256 of the stored layer.
     pub layer: Digest,
     /// SHA-256 of its tar.
     pub diff_id: Digest,

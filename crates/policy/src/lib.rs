@@ -7,9 +7,9 @@
 //!              search          └── verdicts: verified before
 //! ```
 //!
-//! A digest says that bytes are those that were asked for, and not whose they are. Everything here
-//! comes from registries, so from any client that may push: sizes are bounded, and nothing counts
-//! that a key of the operator's policy has not signed.
+//! A digest proves which bytes arrived, not who made them. Evidence comes from registries, so from
+//! any client that may push: sizes are bounded, and only what a key of the operator's policy has
+//! signed counts.
 #![forbid(unsafe_code)]
 
 pub mod bundle;

@@ -198,8 +198,8 @@ impl Copy {
     /// repository of the same registry that has the image.
     ///
     /// # Errors
-    /// Something could not be read or stored. What the name in `to` means is changed only when all
-    /// of the image is there.
+    /// Something could not be read or stored. The name in `to` changes only after the whole image
+    /// is stored.
     pub async fn run(
         &self,
         to: &dyn Repository,

@@ -67,7 +67,7 @@ enum Member {
     Link(String),
 }
 
-struct Index<'a> {
+struct MemberIndex<'a> {
     path: &'a Path,
     file: File,
     members: HashMap<String, Member>,
@@ -79,7 +79,7 @@ impl DockerArchive {
     /// # Errors
     /// If the file cannot be read, is no such archive, or does not hold the image.
     pub fn open(path: &Path, reference: Option<&str>) -> Result<Self, RegistryError> {
-        let index = Index::scan(path)?;
+        let index = MemberIndex::scan(path)?;
         let images: Vec<Image> = serde_json::from_slice(&index.document("manifest.json")?)
             .map_err(|error| index.malformed("manifest.json", error.to_string()))?;
         let image = select(path, &images, reference)?;
@@ -139,7 +139,7 @@ fn select<'a>(
     })
 }
 
-impl<'a> Index<'a> {
+impl<'a> MemberIndex<'a> {
     fn scan(path: &'a Path) -> Result<Self, RegistryError> {
         let file = File::open(path).at(path)?;
         let mut members = HashMap::new();
@@ -168,7 +168,7 @@ impl<'a> Index<'a> {
             };
             members.insert(name, member);
         }
-        Ok(Index { path, file, members })
+        Ok(MemberIndex { path, file, members })
     }
 
     fn place(&self) -> String {

@@ -10,7 +10,7 @@ use crate::{
 /// A manifest or an index, and a list of referrers.
 pub fn document(raw: &[u8]) {
     let _ = manifest::parse("a place", Bytes::copy_from_slice(raw), None, None);
-    if let Ok(index) = referrers::Index::parse(raw) {
+    if let Ok(index) = referrers::ReferrerIndex::parse(raw) {
         let _ = index.of_type(None);
         let _ = index.to_json();
     }

@@ -1,10 +1,4 @@
-//! The tuning of a node's request planner, see [`lazuli_image::plan`].
-
-use lazuli_image::plan::Planner;
-
-/// At 100 Mbit/s and 10 ms, a round trip costs as much as 128 KiB. Requests beyond 4 MiB are split,
-/// since several streams fill a link better than one, and a failure costs less.
-pub(crate) const PLANNER: Planner = Planner { gap: 128 << 10, max_request: 4 << 20 };
+//! Sizes of a node's requests beside those of [`Planner::NODE`](lazuli_image::plan::Planner::NODE).
 
 /// Prefetched bytes are spread evenly over the connections to a server, but in parts of at least
 /// this many bytes: a new connection delivers them in two and a half round trips.

@@ -112,7 +112,7 @@ impl Directories {
     pub(crate) fn make(&self, number: u64, owner: Owner, kind: Kind) -> Result<()> {
         let directory = self.root.join(number.to_string());
         if directory.exists() || self.image(number).exists() {
-            // Of a transaction that failed, or that a crash cut short.
+            // Left by a transaction that failed, or that a crash interrupted.
             self.throw_away(number)?;
         }
         DirBuilder::new().mode(0o700).create(&directory).at(&directory)?;

@@ -48,8 +48,8 @@ impl KeyedLocks {
 }
 
 impl KeyedGuard {
-    /// Does something with an image, unless the same has failed while the caller waited: the others
-    /// in the queue shall not wait for a dead registry one after another.
+    /// Runs `work` for an image, unless an attempt for the same image failed while the caller
+    /// waited for the lock: waiters must not wait for a dead registry one after another.
     pub(crate) async fn attempt<T, E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         &mut self,
         image: &Image,

@@ -14,14 +14,14 @@
 //!   <number>/fs     where an image is mounted
 //! ```
 //!
-//! Layers of lazy images are named by their chain ids, which containerd reads from the image's
-//! configuration, and containerd gives the snapshot of that name to every image which claims it. So
-//! a name is given only to the layer that it is of by its content, and data layers, which have no
-//! files, are never shown without the image above them.
+//! containerd names a lazy image's layers by the chain ids in its configuration, and gives a
+//! snapshot to every image whose configuration claims its name. So a layer gets a name only if its
+//! content proves it, and data layers, which have no files, are never shown without the image above
+//! them.
 //!
 //! Layers of ordinary images are unpacked by containerd, unless [`Images`] can show them as they
-//! are. Then each snapshot of such a layer has a mount of its own, which shows it and all layers
-//! below it, and is made when something is to be based on it.
+//! are. Then each such snapshot has its own mount, which shows the layer and all below it. It is
+//! mounted when the first snapshot is based on it.
 //!
 //! Images are mounted by the [`Images`] that this crate is given.
 #![forbid(unsafe_code)]

@@ -113,8 +113,8 @@ impl Storage {
     /// The nearest lazy image below a snapshot, or in it, and the snapshot in which it is mounted.
     ///
     /// # Errors
-    /// A data layer that has no image between it and the snapshot: it has no files, and nothing may
-    /// be shown on top of it.
+    /// The chain has a data layer without an image above it. Such a layer has no files, so nothing
+    /// may be shown on top of it.
     pub(crate) fn image_of(&self, name: &str) -> Result<Option<(Image, Snapshot)>> {
         for snapshot in self.store.chain(name).map_err(lost)? {
             if let Some(image) = snapshot.image.clone() {

@@ -1,6 +1,7 @@
 //! Gives freed memory back to the kernel.
 
-/// Bytes of a block that is not kept, and of free memory at the end of the heap that is.
+/// Freed blocks of this many bytes or more go back to the kernel; at the end of the heap, at most
+/// this much free memory is kept.
 #[cfg(target_env = "gnu")]
 const LARGE: libc::c_int = 128 << 10;
 

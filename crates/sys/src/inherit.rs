@@ -15,7 +15,7 @@ const FIRST: i32 = 3;
 /// start this process.
 ///
 /// # Errors
-/// The environment promises descriptors that are not there.
+/// The environment names descriptors that are not open.
 ///
 /// # Panics
 /// When it is called twice: each descriptor has one owner.

@@ -4,8 +4,8 @@ use std::io;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Maximum number of descriptors that [`raise_descriptors`] allows: as many readers can wait at a
-/// time, and it bounds every table that has an entry for each number.
+/// Upper bound for [`raise_descriptors`]. It bounds the readers that can wait at a time, and every
+/// table that has an entry for each descriptor number.
 pub const DESCRIPTORS: u32 = 1 << 16;
 
 /// Raises the limit on open descriptors to the hard limit, which needs no privilege, but not above

@@ -21,7 +21,7 @@ const DIRECT_IO: u32 = 16;
 /// Bytes of the longest label.
 pub const LABEL_SIZE: usize = 63;
 
-/// Free devices that other programs may take before us, one after another.
+/// Attempts to attach a free device: other programs may take each one first.
 const ATTEMPTS: usize = 64;
 
 /// `struct loop_info64`.
@@ -93,7 +93,7 @@ impl LoopDevice {
     /// I/O where the file system of `file` supports it. The disk has whole blocks only, so the size
     /// of the file should be a multiple.
     ///
-    /// The kernel may ask the file's file system for something, and waits for the answer.
+    /// The kernel may call into the file's file system, and this call blocks until it answers.
     ///
     /// # Errors
     /// No loop devices here, or none is free. [`io::ErrorKind::InvalidInput`] for a label that is

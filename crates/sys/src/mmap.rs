@@ -1,10 +1,11 @@
-//! A read-only view of a file.
+//! Files with final content, and read-only views of them.
 
 use std::{
-    fs::File,
-    io::{self, Read as _, Seek as _},
+    fs::{File, OpenOptions},
+    io::{self, Read},
     ops::Deref,
-    os::unix::fs::MetadataExt as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    path::Path,
     ptr::NonNull,
 };
 
@@ -13,11 +14,40 @@ use rustix::{
     mm::{MapFlags, ProtFlags},
 };
 
+/// A file whose content is final, so that it can be mapped.
+///
+/// Such a file is written once, by [`create`](FinishedFile::create), and replaced but never
+/// changed. The type guarantees that its own descriptor is read-only; the descriptor with which
+/// `create` writes is closed before the value exists, and the mode of the file lets nobody write
+/// to it. What is left to trust are processes with `CAP_DAC_OVERRIDE`, for which modes don't
+/// count, and those of the same user, which could change the memory of this process as well.
+#[derive(Debug)]
+pub struct FinishedFile(File);
+
+impl FinishedFile {
+    /// Writes the new file `path`, which nobody may write to again.
+    ///
+    /// # Errors
+    /// The file exists, or `content` cannot be read.
+    pub fn create(path: &Path, mut content: impl Read) -> io::Result<Self> {
+        // The mode is for later opens: this descriptor can write.
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o444).open(path)?;
+        io::copy(&mut content, &mut file)?;
+        drop(file);
+        Self::open(path)
+    }
+
+    /// Opens a file that is finished already: on a read-only file system, or written by `create` or
+    /// by a version of this program that left the mode as it was.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        Ok(FinishedFile(File::open(path)?))
+    }
+}
+
 /// The bytes of a whole file, for metadata with scattered reads.
 ///
 /// A file is mapped if no other user can change it: this user owns it and its mode denies writing
-/// to all others, or its file system is read-only. (A process of this user could change the memory
-/// of this process anyway.) Any other file is copied into memory.
+/// to all others, or its file system is read-only. Any other file is copied into memory.
 #[derive(Debug)]
 pub struct Map(Bytes);
 
@@ -42,15 +72,12 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Map {
-    /// Maps all of `file`, or copies it, see the type. This program must not change the file as
-    /// long as the map lives.
-    pub fn new(file: &File) -> io::Result<Self> {
+    /// Maps all of `file`, or copies it, see the type.
+    pub fn of(FinishedFile(mut file): FinishedFile) -> io::Result<Self> {
         let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-        if len == 0 || !is_stable(file)? {
+        if len == 0 || !is_stable(&file)? {
             // mmap(2) refuses to map nothing.
             let mut bytes = Vec::with_capacity(len);
-            let mut file = file;
-            file.rewind()?;
             file.read_to_end(&mut bytes)?;
             return Ok(Map(Bytes::Copied(bytes)));
         }
@@ -63,7 +90,7 @@ impl Map {
                 len,
                 ProtFlags::READ,
                 MapFlags::PRIVATE,
-                file,
+                &file,
                 0,
             )?
         };
@@ -85,8 +112,8 @@ impl Deref for Mapping {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: needed to see mapped memory as a slice. Sound because `start` is the begin of a
-        // readable mapping of `len` bytes that lives as long as `self`, and `Map::new` maps only
-        // files that no other user can change.
+        // readable mapping of `len` bytes that lives as long as `self`, and `Map::of` maps only
+        // finished files that no other user can change.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -110,7 +137,7 @@ impl AsRef<[u8]> for Map {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: needed to give the memory back. Sound because `Map::new` mapped exactly this
+        // SAFETY: needed to give the memory back. Sound because `Map::of` mapped exactly this
         // range, and slices of it borrow from `self`, so none is left.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
     }
@@ -118,35 +145,53 @@ impl Drop for Mapping {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::Permissions, io::Write as _, os::unix::fs::PermissionsExt as _};
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::PermissionsExt as _,
+    };
 
     use super::*;
 
     #[test]
-    fn shows_the_bytes_of_the_file_after_it_is_closed() {
-        for mode in [0o600, 0o666] {
+    fn shows_the_bytes_of_the_file_after_it_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        for mode in [0o444, 0o600, 0o666] {
             for content in [&b""[..], b"x", &[7; 10_000]] {
-                let mut file = tempfile::tempfile().unwrap();
-                file.set_permissions(Permissions::from_mode(mode)).unwrap();
-                file.write_all(content).unwrap();
-                let map = Map::new(&file).unwrap();
-                drop(file);
+                let file = FinishedFile::create(&path, content).unwrap();
+                fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+                let map = Map::of(file).unwrap();
+                fs::remove_file(&path).unwrap();
                 assert_eq!(&*map, content, "mode {mode:o}");
             }
         }
     }
 
     #[test]
+    fn a_finished_file_is_written_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let FinishedFile(mut file) = FinishedFile::create(&path, &b"once"[..]).unwrap();
+        assert_eq!(file.metadata().unwrap().mode() & 0o222, 0);
+        assert!(io::Write::write_all(&mut file, b"again").is_err());
+        let again = FinishedFile::create(&path, &b"again"[..]).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(&*Map::of(FinishedFile::open(&path).unwrap()).unwrap(), b"once");
+    }
+
+    #[test]
     fn a_file_that_others_can_write_to_is_copied() {
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(b"before").unwrap();
-        file.set_permissions(Permissions::from_mode(0o606)).unwrap();
-        let map = Map::new(&file).unwrap();
-        file.set_len(0).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let with_mode = |mode| {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            Map::of(FinishedFile::open(&path).unwrap()).unwrap()
+        };
+        fs::write(&path, b"before").unwrap();
+        let map = with_mode(0o606);
+        fs::write(&path, b"after").unwrap();
         assert_eq!(&*map, b"before");
         assert!(matches!(map.0, Bytes::Copied(_)));
-        file.write_all(b"x").unwrap();
-        file.set_permissions(Permissions::from_mode(0o644)).unwrap();
-        assert!(matches!(Map::new(&file).unwrap().0, Bytes::Mapped(_)));
+        assert!(matches!(with_mode(0o644).0, Bytes::Mapped(_)));
     }
 }

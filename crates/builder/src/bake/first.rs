@@ -16,9 +16,8 @@ use lazuli_image::{
 use super::{Hot, rewrite, writer::BlobWriter};
 use crate::{build::Built, built_blob::BuiltBlob, error::BuildError};
 
-/// The same image with the hot chunks of each blob at its beginning, in their order; the others
-/// follow in the order that they had. Blobs without hot chunks stay as they are, and those that are
-/// stored already.
+/// Moves the hot chunks of each blob to its beginning, in the order of `hot`; the others keep their
+/// order. Blobs without hot chunks, and blobs that are stored already, do not change.
 pub fn hot_first(built: Built, hot: &Hot) -> Result<Built, BuildError> {
     let Built { bootstrap, blobs, mut report } = built;
     let (tree, options) = {

@@ -49,7 +49,7 @@ pub(super) const BESIDE: u8 = 1 << 7;
 /// A layer that was read.
 pub(super) struct Indexed {
     /// Chunks are in `BlobIndex(number)`, or in `BlobIndex(number | BESIDE)` if the index cannot
-    /// lead to them. None of a layer whose content is [`Content::Taken`].
+    /// lead to them. None of a layer whose content is [`ChunkContent::Taken`].
     pub(super) entries: Vec<Entry>,
     pub(super) index: WrittenIndex,
     pub(super) beside: Option<BuiltBlob>,
@@ -57,7 +57,7 @@ pub(super) struct Indexed {
 }
 
 /// A chunk, and the point at which the way to it begins.
-struct Found {
+struct LocatedChunk {
     chunk: Chunk,
     mark: Option<usize>,
     start: Place,
@@ -74,16 +74,16 @@ struct Reader<'a> {
     /// The number of the layer.
     number: u8,
     chunk_size: u32,
-    found: Vec<Found>,
+    found: Vec<LocatedChunk>,
     beside: Option<BlobWriter>,
-    content: Content<'a>,
+    content: ChunkContent<'a>,
     /// The place of the next chunk among the decoded bytes of the layer's blob.
     next: Decoded,
     buffer: Vec<u8>,
 }
 
 /// How to handle the content of chunks.
-pub(super) enum Content<'a> {
+pub(super) enum ChunkContent<'a> {
     /// It stays in the layer. Content that the index cannot lead to is stored again here.
     Stays(&'a Scratch),
     /// All of it is passed on, by a node: the chunks count in the memory of an image.
@@ -95,7 +95,7 @@ pub(super) fn read<'a>(
     layer: IndexLayer,
     number: u8,
     chunk_size: u32,
-    content: Content<'a>,
+    content: ChunkContent<'a>,
     on_read: &'a dyn Fn(u64),
 ) -> Result<Indexed, BuildError> {
     let IndexLayer { digest, stored_size, source } = layer;
@@ -161,7 +161,7 @@ impl Reader<'_> {
                 }
                 chunks.shrink_to_fit();
             }
-            if let Content::Stays(_) = self.content {
+            if let ChunkContent::Stays(_) = self.content {
                 entries.push(entry);
             }
         }
@@ -202,18 +202,18 @@ impl Reader<'_> {
         }
         let next = round_up_to_block(chunk.decoded_end().0);
         self.next = Decoded(next.ok_or_else(|| ChunkError::Read("it is too big".to_owned()))?);
-        if let Content::Taken(sink, memory) = &mut self.content {
-            memory.take(size_of::<Found>() as u64).map_err(ChunkError::Build)?;
+        if let ChunkContent::Taken(sink, memory) = &mut self.content {
+            memory.take(size_of::<LocatedChunk>() as u64).map_err(ChunkError::Build)?;
             sink(chunk.decoded, content).map_err(|error| ChunkError::Read(error.to_string()))?;
         }
         let place = ChunkRef { blob: BlobIndex(self.number), number: chunk.number };
-        self.found.push(Found { chunk, mark, start, end });
+        self.found.push(LocatedChunk { chunk, mark, start, end });
         Ok(place)
     }
 
     /// Stores the chunk read last again, in a blob of its own.
     fn put_beside(&mut self, chunk: Chunk, length: usize) -> Result<ChunkRef, ChunkError> {
-        let Content::Stays(scratch) = &self.content else {
+        let ChunkContent::Stays(scratch) = &self.content else {
             let problem = "its content cannot be read where it is in the layer".to_owned();
             return Err(ChunkError::Read(problem));
         };
@@ -242,13 +242,13 @@ enum ChunkError {
 fn layer_index(
     layer: Digest,
     stored_size: u64,
-    found: Vec<Found>,
+    found: Vec<LocatedChunk>,
     whole: Whole,
     is_gzip: bool,
 ) -> Result<LayerIndex, FormatError> {
     let (mut chunks, mut pieces) = (Vec::with_capacity(found.len()), Vec::<Piece>::new());
     let mut last_mark = None;
-    for Found { mut chunk, mark, start, end } in found {
+    for LocatedChunk { mut chunk, mark, start, end } in found {
         let end = Place { stored: stored_end(&whole.ends, end), ..end };
         let too_big = |_| {
             let problem = format!("{} bytes in {} stored ones", chunk.decoded_size, stored_size);

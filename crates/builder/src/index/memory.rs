@@ -1,9 +1,9 @@
 //! Limits the memory in which nodes make trees of other people's images.
 //!
 //! A few stored kilobytes unpack to millions of entries, each with attributes of up to 64 KiB. So
-//! entries are counted while they are read, and what all images together take is bounded. An image,
-//! or a layer that is read alone, may take half of what is left, so that none can take all of it
-//! from others.
+//! entries are counted while they are read, and all images together share one limit. An image, or a
+//! layer that is read alone, gets at most half of the remaining memory, so that none can starve the
+//! others.
 
 use std::{
     mem,

@@ -32,7 +32,7 @@ use lazuli_image::{
     rafs::{BlobRecord, BootstrapOptions, WrittenIndex, write_bootstrap},
 };
 
-use self::layer::{BESIDE, Content, Indexed};
+use self::layer::{BESIDE, ChunkContent, Indexed};
 pub use self::{
     assemble::{KnownLayer, assemble},
     layer::{ChunkSink, IndexLayer},
@@ -141,7 +141,7 @@ fn read_all(
             scope.spawn(|| {
                 while let Some((number, layer)) = next() {
                     let on_read = |bytes| progress.bytes_read(number, bytes);
-                    let content = Content::Stays(scratch);
+                    let content = ChunkContent::Stays(scratch);
                     let read =
                         layer::read(layer, number as u8, Options::CHUNK_SIZE, content, &on_read);
                     stop.fetch_or(read.is_err(), Ordering::Relaxed);

@@ -3,7 +3,7 @@
 use lazuli_image::{Digest, rafs::WrittenIndex};
 
 use super::{
-    layer::{self, ChunkSink, Content, IndexLayer},
+    layer::{self, ChunkContent, ChunkSink, IndexLayer},
     memory::share,
 };
 use crate::{error::BuildError, options::Options};
@@ -23,7 +23,7 @@ pub struct TakenLayer {
 /// The layer is damaged, hostile, takes too much memory, or has content that its index could not
 /// lead to, or `sink` fails.
 pub fn take<'a>(layer: IndexLayer, sink: &'a mut ChunkSink<'a>) -> Result<TakenLayer, BuildError> {
-    let content = Content::Taken(sink, share());
+    let content = ChunkContent::Taken(sink, share());
     let read = layer::read(layer, 0, Options::CHUNK_SIZE, content, &|_| {})?;
     Ok(TakenLayer { index: read.index, diff_id: read.diff_id })
 }

@@ -21,7 +21,7 @@ use rustix::fs::{
     symlinkat, utimensat,
 };
 
-use super::{Content, Plan, UnpackError};
+use super::{ChunkSource, Plan, UnpackError};
 
 /// Only the owner may enter a directory until it is complete.
 const PRIVATE: Mode = Mode::RWXU;
@@ -31,7 +31,7 @@ const PRIVATE: Mode = Mode::RWXU;
 ///
 /// # Errors
 /// Those of `content`; an entry cannot be made.
-pub fn directory<C: Content>(
+pub fn directory<C: ChunkSource>(
     plan: &Plan<'_>,
     root: &Path,
     content: &mut C,
@@ -206,7 +206,7 @@ mod tests {
     /// Provides one chunk, and meanwhile replaces a directory by a symbolic link.
     struct Swap<'a>(&'a Path, &'a Path);
 
-    impl Content for Swap<'_> {
+    impl ChunkSource for Swap<'_> {
         type Error = UnpackError;
 
         fn next(&mut self) -> Result<&[u8], UnpackError> {

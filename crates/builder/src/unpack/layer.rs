@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use flate2::{Compression, GzBuilder};
 use lazuli_image::{Algorithm, Digest, digest::Hasher};
 
-use super::{Content, Plan, UnpackError, tar};
+use super::{ChunkSource, Plan, UnpackError, tar};
 use crate::whiteout;
 
 /// A layer that was written.
@@ -23,7 +23,7 @@ pub struct FlatLayer {
 ///
 /// # Errors
 /// Those of `content` and of `out`; a name that means something else in a layer.
-pub fn layer<C: Content>(
+pub fn layer<C: ChunkSource>(
     plan: &Plan<'_>,
     out: impl Write,
     content: &mut C,

@@ -40,7 +40,7 @@ pub enum UnpackError {
 }
 
 /// The content of files: chunk after chunk, in the order of [`Plan::chunks`].
-pub trait Content {
+pub trait ChunkSource {
     /// Why there is no next chunk.
     type Error: From<UnpackError>;
 

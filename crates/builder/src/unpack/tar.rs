@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use lazuli_image::{Inode, Kind, Mtime, tree::Device};
 use tar::{EntryType, Header};
 
-use super::{Content, Plan, UnpackError};
+use super::{ChunkSource, Plan, UnpackError};
 
 const BLOCK: usize = 512;
 
@@ -17,7 +17,7 @@ const MAX_NUMBER: u64 = 0o77_777_777_777;
 ///
 /// # Errors
 /// Those of `content`, and of `out`.
-pub fn tar<C: Content>(
+pub fn tar<C: ChunkSource>(
     plan: &Plan<'_>,
     out: &mut impl Write,
     content: &mut C,

@@ -4,10 +4,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_image::{
-    Chunk,
     codec::Decoder,
     compare::compare,
     rafs::{self, BlobRecord, Bootstrap, layout::Origin},
+    units::units,
 };
 use lazuli_registry::{Pull, into_blocking};
 
@@ -92,14 +92,13 @@ fn blob(
     let reader = runtime.block_on(repository.blob(&blob.id, size))?;
     let mut reader = Ahead::new(into_blocking(reader, runtime.handle().clone()));
     let (mut decoder, mut buffer) = (Decoder::new(), Vec::new());
-    for together in blob.chunks.chunk_by(Chunk::shares_unit) {
-        // The last one reaches furthest.
-        let Some(chunk) = together.last() else { continue };
+    for unit in units(blob.chunks.iter(), |chunk| *chunk) {
+        let chunk = *unit.furthest();
         let stored = reader.range(chunk.stored.0..chunk.stored_end().0)?;
-        let unit = decoder.unit(&blob.unit(chunk), stored, &mut buffer);
-        let unit = unit.with_context(|| format!("chunk {} at {}", chunk.number, chunk.stored))?;
-        for chunk in together {
-            read_chunks::verify(chunk, unit)?;
+        let bytes = decoder.unit(&blob.unit(chunk), stored, &mut buffer);
+        let bytes = bytes.with_context(|| format!("chunk {} at {}", chunk.number, chunk.stored))?;
+        for chunk in unit.into_chunks() {
+            read_chunks::verify(chunk, bytes)?;
             progress(chunk.stored_share());
         }
     }
@@ -118,8 +117,7 @@ fn blob(
     Ok(())
 }
 
-/// A blob that is read once, of which ranges are wanted that may overlap, in the order of their
-/// begins.
+/// Reads ranges of a blob in one pass. Ranges come in the order of their starts and may overlap.
 struct Ahead<R> {
     reader: R,
     /// The offset of `bytes`.

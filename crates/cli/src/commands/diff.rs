@@ -43,7 +43,7 @@ struct Report {
     a: Image,
     b: Image,
     files: Vec<File>,
-    chunks: Chunks,
+    chunks: ChunkSums,
     fetch: Fetch,
 }
 
@@ -72,7 +72,7 @@ enum Change {
 
 /// Chunks by content.
 #[derive(Debug, Serialize)]
-struct Chunks {
+struct ChunkSums {
     shared: Amount,
     only_a: Amount,
     only_b: Amount,
@@ -186,7 +186,7 @@ fn below(tree: &Tree, path: Vec<u8>) -> Vec<Vec<u8>> {
 }
 
 /// The differences in content of files, wherever it lies.
-fn chunks(a: &LazyImage, b: &LazyImage) -> Result<Chunks> {
+fn chunks(a: &LazyImage, b: &LazyImage) -> Result<ChunkSums> {
     let (left, right) = (stored(a)?, stored(b)?);
     let amount = |chunks: &HashMap<Digest, u64>, wanted: &dyn Fn(&Digest) -> bool| {
         let sizes = chunks.iter().filter(|(digest, _)| wanted(digest)).map(|(_, size)| *size);
@@ -195,7 +195,7 @@ fn chunks(a: &LazyImage, b: &LazyImage) -> Result<Chunks> {
             stored_bytes: sum.stored_bytes + size,
         })
     };
-    Ok(Chunks {
+    Ok(ChunkSums {
         shared: amount(&right, &|digest| left.contains_key(digest)),
         only_a: amount(&left, &|digest| !right.contains_key(digest)),
         only_b: amount(&right, &|digest| !left.contains_key(digest)),

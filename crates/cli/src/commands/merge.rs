@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, time::Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_builder::{BootstrapLayer, Combined, Part, TreeOf, combine, pack_bootstrap};
+use lazuli_builder::{BootstrapLayer, Combined, SourceImage, TreeOf, combine, pack_bootstrap};
 use lazuli_image::{
     oci::{self, BlobLayer, ImageConfig},
     rafs::BlobRecord,
@@ -60,7 +60,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         Ok(image)
     };
     let images = images.iter().map(open).collect::<Result<Vec<_>>>()?;
-    let parts = images.iter().map(|LazyImage { name, image, .. }| Part {
+    let parts = images.iter().map(|LazyImage { name, image, .. }| SourceImage {
         name: name.to_string(),
         image: &*image.bootstrap,
         of: TreeOf::Image,

@@ -20,7 +20,7 @@ use crate::{
     Session,
     image::{
         open::{self, LazyImage},
-        read_chunks::Chunks,
+        read_chunks::FetchedChunks,
         scratch,
     },
     image_args, interrupt,
@@ -46,33 +46,37 @@ pub(crate) struct Arguments {
     access: image_args::Access,
 }
 
-enum Target {
+enum Destination {
     Directory(PathBuf),
     Output,
     Tar(PathBuf),
     Image(ImageName),
 }
 
-impl Target {
+impl Destination {
     fn parse(text: &str) -> Result<Self> {
         let path = |path: &str| match path {
             "" => bail!("`{text}`: a path is expected after the prefix, as in tar:rootfs.tar"),
             path => Ok(PathBuf::from(path)),
         };
         if let Some(file) = text.strip_prefix("tar:") {
-            return Ok(if file == "-" { Target::Output } else { Target::Tar(path(file)?) });
+            return Ok(if file == "-" {
+                Destination::Output
+            } else {
+                Destination::Tar(path(file)?)
+            });
         }
         if text.starts_with("oci:") {
-            return Ok(Target::Image(text.parse()?));
+            return Ok(Destination::Image(text.parse()?));
         }
-        path(text.strip_prefix("dir:").unwrap_or(text)).map(Target::Directory)
+        path(text.strip_prefix("dir:").unwrap_or(text)).map(Destination::Directory)
     }
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
-    let target = Target::parse(&arguments.target)?;
-    if matches!(target, Target::Output) && io::stdout().is_terminal() {
+    let target = Destination::parse(&arguments.target)?;
+    if matches!(target, Destination::Output) && io::stdout().is_terminal() {
         bail!("a tar is not for a terminal: send it to a file or a program");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -82,13 +86,20 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let plan = Plan::new(&tree);
     let bar = progress::bytes(Some(plan.bytes()), "unpacking");
     let used = |bytes| bar.inc(bytes);
-    let mut chunks =
-        Chunks::fetch(image.repository.clone(), &image.image, &plan.chunks(), &used, &runtime);
+    let mut chunks = FetchedChunks::fetch(
+        image.repository.clone(),
+        &image.image,
+        &plan.chunks(),
+        &used,
+        &runtime,
+    );
     let unpacked = match &target {
-        Target::Directory(path) => unpack::directory(&plan, path, &mut chunks),
-        Target::Output => tar(&plan, &mut io::stdout().lock(), &mut chunks),
-        Target::Tar(path) => tar_file(&plan, path, &mut chunks),
-        Target::Image(name) => flat(&image, &plan, name, &mut chunks, &runtime, session, arguments),
+        Destination::Directory(path) => unpack::directory(&plan, path, &mut chunks),
+        Destination::Output => tar(&plan, &mut io::stdout().lock(), &mut chunks),
+        Destination::Tar(path) => tar_file(&plan, path, &mut chunks),
+        Destination::Image(name) => {
+            flat(&image, &plan, name, &mut chunks, &runtime, session, arguments)
+        }
     };
     bar.finish_and_clear();
     unpacked.with_context(|| format!("{} was not unpacked to {}", image.name, arguments.target))?;
@@ -97,26 +108,26 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let content = BinaryBytes(plan.bytes());
     report += &format!("  content   {} names, {content} in files\n", plan.names());
     let sockets = plan.sockets();
-    if !sockets.is_empty() && !matches!(target, Target::Directory(_)) {
+    if !sockets.is_empty() && !matches!(target, Destination::Directory(_)) {
         report += &format!("  skipped   sockets, which a tar cannot have: {}\n", sockets.join(" "));
     }
     let (seconds, fetched) = (started.elapsed().as_secs_f64(), BinaryBytes(chunks.fetched()));
     report += &format!("  time      {seconds:.1} s, fetched {fetched}");
     match target {
-        Target::Output => eprintln!("{report}"),
+        Destination::Output => eprintln!("{report}"),
         _ => println!("{report}"),
     }
     Ok(())
 }
 
-fn tar(plan: &Plan<'_>, out: &mut impl Write, chunks: &mut Chunks<'_>) -> Result<()> {
+fn tar(plan: &Plan<'_>, out: &mut impl Write, chunks: &mut FetchedChunks<'_>) -> Result<()> {
     let mut out = BufWriter::with_capacity(1 << 20, out);
     unpack::tar(plan, &mut out, chunks)?;
     Ok(out.flush()?)
 }
 
 /// Writes a tar that appears whole or not at all, unless `path` is a device or a pipe.
-fn tar_file(plan: &Plan<'_>, path: &Path, chunks: &mut Chunks<'_>) -> Result<()> {
+fn tar_file(plan: &Plan<'_>, path: &Path, chunks: &mut FetchedChunks<'_>) -> Result<()> {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     if path.metadata().is_ok_and(|found| !found.is_file()) {
         let context = || format!("cannot write to {}", path.display());
@@ -144,7 +155,7 @@ fn flat(
     image: &LazyImage,
     plan: &Plan<'_>,
     name: &ImageName,
-    chunks: &mut Chunks<'_>,
+    chunks: &mut FetchedChunks<'_>,
     runtime: &Runtime,
     session: &Session,
     arguments: &Arguments,

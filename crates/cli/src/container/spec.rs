@@ -116,8 +116,8 @@ pub(crate) fn bundle_config(
         mount("/dev/shm", "tmpfs", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
         mount("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
         mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
-        // Of the container's own control group: programs read their limits there, by either
-        // version.
+        // Shows the container's own control group, of either version: programs read their limits
+        // there.
         mount("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", "ro"]),
     ];
     // The host's names. Without a network only `localhost` leads anywhere.

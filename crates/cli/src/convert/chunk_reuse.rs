@@ -136,8 +136,9 @@ impl Target<'_> {
         });
         let present = stream::iter(present).buffer_unordered(REQUESTS).try_collect::<Vec<_>>();
         let seekable = SeekableLayers::Ordinary;
-        let fetch =
-            async { Ok(StoredImage::fetch(repository, manifest, &directory, seekable).await) };
+        let fetch = async {
+            Ok(StoredImage::fetch(repository.clone(), manifest, &directory, seekable).await)
+        };
         let (present, image) = tokio::try_join!(present, fetch)?;
         let present: HashMap<Digest, (u64, Option<u64>)> = present.into_iter().flatten().collect();
         known.dictionary.add(&image?.0.bootstrap, |blob| present.get(blob).copied());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use lazuli_image::oci::{Descriptor, ImageConfig, LazyImage, both, media_type};
-use lazuli_registry::{BlobContent, Document, Manifest, Pull, PushBy, Repository};
+use lazuli_registry::{BlobContent, Document, Manifest, Pull, Push, PushBy, Repository};
 use tokio::task::JoinHandle;
 
 use crate::image::{push, sign::Signer};
@@ -30,7 +30,7 @@ impl KeptImage {
     pub(crate) fn begin(
         manifest: Manifest,
         from: Arc<dyn Pull>,
-        to: Arc<dyn Repository>,
+        to: Arc<dyn Push>,
         mount_from: Option<String>,
     ) -> Result<Self> {
         let Descriptor { digest, size, .. } = manifest.parsed.config;

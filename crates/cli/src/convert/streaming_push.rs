@@ -37,11 +37,11 @@ pub(crate) struct StreamingPush<'a> {
     bar: &'a ProgressBar,
     target: Arc<dyn Push>,
     runtime: Handle,
-    push: Arc<Mutex<State>>,
+    push: Arc<Mutex<PushState>>,
     _undo: Undo,
 }
 
-enum State {
+enum PushState {
     /// Nothing is being sent: not yet, or no longer.
     Idle,
     Running(Running),
@@ -61,14 +61,14 @@ struct Running {
 /// The push's task, the finished blob if wanted, and the bytes sent so far.
 type Ending<'b> = (JoinHandle<Result<Pushed, RegistryError>>, Option<&'b BuiltBlob>, ProgressBar);
 
-fn lock(push: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(push: &Mutex<PushState>) -> MutexGuard<'_, PushState> {
     push.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Cancels the upload, and prevents another one.
-fn give_up(push: &Mutex<State>, runtime: &Handle) {
-    let before = mem::replace(&mut *lock(push), State::GivenUp);
-    if let State::Running(Running { growth, .. }) = before {
+fn give_up(push: &Mutex<PushState>, runtime: &Handle) {
+    let before = mem::replace(&mut *lock(push), PushState::GivenUp);
+    if let PushState::Running(Running { growth, .. }) = before {
         growth.send_replace(Growth::GivenUp);
         // The push holds the receiver as long as it runs.
         let _ = runtime.block_on(async { timeout(CANCEL_LIMIT, growth.closed()).await });
@@ -77,7 +77,7 @@ fn give_up(push: &Mutex<State>, runtime: &Handle) {
 
 impl<'a> StreamingPush<'a> {
     pub(crate) fn new(bar: &'a ProgressBar, target: Arc<dyn Push>, runtime: &Runtime) -> Self {
-        let (push, runtime) = (Arc::new(Mutex::new(State::Idle)), runtime.handle().clone());
+        let (push, runtime) = (Arc::new(Mutex::new(PushState::Idle)), runtime.handle().clone());
         let (interrupted, handle) = (push.clone(), runtime.clone());
         let undo = interrupt::undo(move || give_up(&interrupted, &handle));
         StreamingPush { bar, target, runtime, push, _undo: undo }
@@ -121,7 +121,7 @@ impl<'a> StreamingPush<'a> {
     /// [`Self::close`].
     fn end<'b>(&self, built: Option<&'b Built>) -> Option<Ending<'b>> {
         let mut push = lock(&self.push);
-        let State::Running(push) = &mut *push else { return None };
+        let PushState::Running(push) = &mut *push else { return None };
         let mut blobs = built.into_iter().flat_map(|built| &built.blobs);
         let blob = blobs.find(|blob| blob.file.as_ref() == Some(&push.file));
         let whole =
@@ -134,9 +134,9 @@ impl<'a> StreamingPush<'a> {
     /// error to report.
     async fn close(&self) {
         let interrupted = match &mut *lock(&self.push) {
-            State::GivenUp => true,
+            PushState::GivenUp => true,
             push => {
-                *push = State::Idle;
+                *push = PushState::Idle;
                 false
             }
         };
@@ -155,10 +155,10 @@ impl Progress for StreamingPush<'_> {
 
     fn lowest_grown(&self, file: &Path, bytes: u64) {
         let mut push = lock(&self.push);
-        if let State::Idle = *push {
-            *push = State::Running(self.begin(file));
+        if let PushState::Idle = *push {
+            *push = PushState::Running(self.begin(file));
         }
-        let State::Running(push) = &*push else { return };
+        let PushState::Running(push) = &*push else { return };
         push.growth.send_if_modified(|growth| match growth {
             Growth::Bytes(there) if *there < bytes => {
                 *there = bytes;

@@ -114,7 +114,7 @@ pub(crate) fn open_with(
     })?;
     let directory = scratch.path();
     let seekable = options.indexes.seekable_layers(&name);
-    let fetch = StoredImage::fetch(&repository, &manifest, &directory, seekable);
+    let fetch = StoredImage::fetch(repository.clone(), &manifest, &directory, seekable);
     let (image, _) = runtime.block_on(fetch)?;
     Ok(LazyImage { name, manifest, image, repository, _scratch: scratch })
 }

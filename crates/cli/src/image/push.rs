@@ -12,7 +12,7 @@ use lazuli_image::{
     rafs::{self, BlobRecord},
 };
 use lazuli_registry::{
-    BlobContent, Document, ImageName, Progress, Pull, PushBy, Pushed, Repository,
+    BlobContent, Document, ImageName, Progress, Pull, Push, PushBy, Pushed, Repository,
 };
 
 use crate::{image::sign::Signer, progress};
@@ -112,7 +112,7 @@ pub(crate) async fn push(
 
 /// Stores an image without its manifest.
 pub(crate) async fn push_blobs(
-    target: &dyn Repository,
+    target: &dyn Push,
     mut blobs: Vec<Blob>,
     bootstrap: BootstrapLayer,
     image: &LazyImage,
@@ -130,7 +130,7 @@ pub(crate) async fn push_blobs(
 
 /// Stores blobs, several at a time.
 pub(crate) async fn upload(
-    target: &dyn Repository,
+    target: &dyn Push,
     blobs: Vec<Blob>,
     mount_from: Option<&str>,
     count: Progress<'_>,

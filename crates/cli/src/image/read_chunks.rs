@@ -13,11 +13,12 @@ use std::{
 use anyhow::{Context as _, Error, Result};
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
-use lazuli_builder::unpack::Content;
+use lazuli_builder::unpack::ChunkSource;
 use lazuli_image::{
     Blob, Chunk, ChunkRef, Digest, Stored,
     codec::Decoder,
     plan::{Planner, stored_range},
+    units::units,
 };
 use lazuli_registry::Pull;
 use lazuli_runtime::image::StoredImage;
@@ -25,11 +26,7 @@ use tokio::{runtime::Runtime, sync::mpsc, task::spawn_blocking, time::sleep};
 
 /// Stored bytes of the chunks that are fetched together, and most of one request unless a chunk has
 /// more.
-pub(crate) const WINDOW: u64 = 8 << 20;
-
-/// A command has many requests in flight, and no reader waits for a particular one: its requests
-/// are bigger than a node's, and bridge less.
-const PLANNER: Planner = Planner { gap: 64 << 10, max_request: WINDOW };
+pub(crate) const WINDOW: u64 = Planner::COMMAND.max_request;
 
 /// Concurrent requests: enough to hide round trips, few enough for any registry.
 pub(crate) const REQUESTS: usize = 8;
@@ -50,7 +47,7 @@ pub(crate) async fn read(
     let mut requests: Vec<(&Blob, Range<Stored>, &[usize])> = Vec::new();
     for of_blob in order.chunk_by(|a, b| chunks[*a].0.id == chunks[*b].0.id) {
         let chunk = |at: &usize| chunks[*at].1;
-        for request in PLANNER.requests(of_blob.iter().map(chunk)) {
+        for request in Planner::COMMAND.requests(of_blob.iter().map(chunk)) {
             let members = &of_blob[request];
             let range = stored_range(members.iter().map(chunk));
             requests.push((chunks[members[0]].0, range, members));
@@ -107,18 +104,15 @@ fn decode(found: &[(&Blob, &Chunk)], stored: &[Bytes]) -> Result<Vec<Vec<u8>>> {
     let mut decoded = vec![Vec::new(); found.len()];
     let mut order: Vec<usize> = (0..found.len()).collect();
     order.sort_unstable_by_key(|at| place(found[*at]));
-    let together = |a: &usize, b: &usize| {
-        found[*a].0.id == found[*b].0.id && found[*a].1.shares_unit(found[*b].1)
-    };
-    for members in order.chunk_by(together) {
-        // The last one reaches furthest.
-        let Some(last) = members.last() else { continue };
-        let (blob, chunk) = found[*last];
+    let blobs = order.chunk_by(|a, b| found[*a].0.id == found[*b].0.id);
+    for unit in blobs.flat_map(|of_blob| units(of_blob, |at| found[**at].1)) {
+        let furthest = *unit.furthest();
+        let (blob, chunk) = found[*furthest];
         let context = || format!("blob {}: chunk {} at {}", blob.id, chunk.number, chunk.stored);
-        let unit = decoder.unit(&blob.unit(chunk), &stored[*last], &mut buffer);
-        let unit = unit.with_context(context)?;
-        for at in members {
-            let bytes = verify(found[*at].1, unit).with_context(|| format!("blob {}", blob.id))?;
+        let bytes = decoder.unit(&blob.unit(chunk), &stored[*furthest], &mut buffer);
+        let bytes = bytes.with_context(context)?;
+        for at in unit.into_chunks() {
+            let bytes = verify(found[*at].1, bytes).with_context(|| format!("blob {}", blob.id))?;
             decoded[*at] = bytes.to_vec();
         }
     }
@@ -136,7 +130,7 @@ const PLACES: usize = 1 << 16;
 const AHEAD: usize = 2;
 
 /// The chunks of an image in order, fetched ahead of their use, decoded and checked.
-pub(crate) struct Chunks<'a> {
+pub(crate) struct FetchedChunks<'a> {
     windows: mpsc::Receiver<Result<Window>>,
     window: Window,
     next: usize,
@@ -155,7 +149,7 @@ struct Window {
     order: Vec<usize>,
 }
 
-impl<'a> Chunks<'a> {
+impl<'a> FetchedChunks<'a> {
     /// Begins to fetch `wanted`. `used` is called with decoded bytes as they are used.
     pub(crate) fn fetch(
         repository: Arc<dyn Pull>,
@@ -197,7 +191,7 @@ impl<'a> Chunks<'a> {
                 }
             }
         });
-        Chunks { windows, window: Window::default(), next: 0, fetched, used }
+        FetchedChunks { windows, window: Window::default(), next: 0, fetched, used }
     }
 
     /// Stored bytes of all chunks fetched so far.
@@ -206,7 +200,7 @@ impl<'a> Chunks<'a> {
     }
 }
 
-impl Content for Chunks<'_> {
+impl ChunkSource for FetchedChunks<'_> {
     type Error = Error;
 
     fn next(&mut self) -> Result<&[u8]> {

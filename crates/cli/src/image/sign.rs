@@ -5,8 +5,8 @@
 //! tag sha256-HEX.sig: a simple signing payload      cosign 2, podman, admission controllers
 //! referrer of the image: what it was made from      nodes that know the converter's key
 //! ```
-//! All of them are there before the image's name means it. What this key has signed before is not
-//! signed again, so that the same conversion leaves nothing behind.
+//! All of them are stored before the image's name is. A digest that this key has signed is not
+//! signed again, so that repeating a conversion stores nothing new.
 
 use std::{
     fs,

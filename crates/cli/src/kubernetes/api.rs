@@ -67,8 +67,8 @@ impl ApiServer {
         self.call(Method::POST, &path, "application/json", Some(&event.body)).await.map(drop)
     }
 
-    /// A request with a connection of its own: there are some in five minutes. The files of the
-    /// service account are read for each, since the kubelet replaces them.
+    /// Sends a request over a connection of its own, since a node sends only a few in five minutes.
+    /// Reads the service account's files each time, since the kubelet replaces them.
     async fn call(
         &self,
         method: Method,

@@ -22,7 +22,7 @@ const HEARTBEAT: SignedDuration = SignedDuration::from_mins(5);
 /// Whether lazy pods can start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Condition {
-    pub(super) status: State,
+    pub(super) status: ConditionStatus,
     /// In CamelCase.
     pub(super) reason: String,
     pub(super) message: String,
@@ -30,13 +30,13 @@ pub(super) struct Condition {
 
 /// The status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ConditionStatus {
     True,
     False,
     Unknown,
 }
 
-impl fmt::Display for State {
+impl fmt::Display for ConditionStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
     }
@@ -78,10 +78,14 @@ impl Condition {
     /// The condition that follows from `doctor`.
     pub(super) fn of(rows: &Result<Vec<Row>>) -> Self {
         let (status, reason, message) = match rows {
-            Err(error) => (State::Unknown, "DoctorFailed".to_owned(), format!("{error:#}")),
+            Err(error) => {
+                (ConditionStatus::Unknown, "DoctorFailed".to_owned(), format!("{error:#}"))
+            }
             Ok(rows) => match rows.iter().find(|row| row.verdict == "lacking") {
-                Some(row) => (State::False, reason(&row.check), message(row)),
-                None => (State::True, "Ready".to_owned(), "lazy pods can start".to_owned()),
+                Some(row) => (ConditionStatus::False, reason(&row.check), message(row)),
+                None => {
+                    (ConditionStatus::True, "Ready".to_owned(), "lazy pods can start".to_owned())
+                }
             },
         };
         Condition { status, reason, message: plain(&message) }
@@ -116,7 +120,7 @@ impl Condition {
     pub(super) fn untaint(&self, node: &Node) -> Option<Value> {
         let taints = node.spec.taints.iter();
         let mut ours = taints.enumerate().filter(|(_, taint)| taint["key"] == TAINT);
-        let (at, taint) = ours.next().filter(|_| self.status == State::True)?;
+        let (at, taint) = ours.next().filter(|_| self.status == ConditionStatus::True)?;
         let path = format!("/spec/taints/{at}");
         Some(json!([
             { "op": "test", "path": path, "value": taint },
@@ -161,13 +165,13 @@ mod tests {
     #[test]
     fn only_what_is_lacking_makes_it_false() {
         let fine = Condition::of(&Ok(vec![row("daemon", "fine"), row("disk", "advice")]));
-        assert_eq!((fine.status, fine.reason.as_str()), (State::True, "Ready"));
+        assert_eq!((fine.status, fine.reason.as_str()), (ConditionStatus::True, "Ready"));
         let rows = vec![row("daemon", "fine"), row("user-namespaces", "lacking")];
         let lacking = Condition::of(&Ok(rows));
-        assert_eq!(lacking.status, State::False);
+        assert_eq!(lacking.status, ConditionStatus::False);
         assert_eq!(lacking.reason, "UserNamespacesLacking");
         assert_eq!(lacking.message, "found; on the node: fix");
-        assert_eq!(Condition::of(&Err(anyhow::anyhow!("gone"))).status, State::Unknown);
+        assert_eq!(Condition::of(&Err(anyhow::anyhow!("gone"))).status, ConditionStatus::Unknown);
     }
 
     #[test]

@@ -2,7 +2,7 @@ use std::{fs, path::PathBuf};
 
 use anyhow::Result;
 use clap::Args;
-use lazuli_builder::{Part, TreeOf, combine};
+use lazuli_builder::{SourceImage, TreeOf, combine};
 
 use super::{
     Common, PrefetchPolicy, bootstrap,
@@ -45,7 +45,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let layers = arguments.sources.iter().map(|path| (path.as_path(), TreeOf::Layer));
     let read = |(path, of): (_, _)| Ok((path, of, bootstrap::of_layer(path)?));
     let images = parent.chain(layers).map(read).collect::<Result<Vec<_>>>()?;
-    let parts = images.iter().map(|(path, of, image)| Part {
+    let parts = images.iter().map(|(path, of, image)| SourceImage {
         name: path.display().to_string(),
         image,
         of: *of,

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use lazuli_builder::unpack::{Content, Plan, tar};
+use lazuli_builder::unpack::{ChunkSource, Plan, tar};
 use lazuli_image::{Blob, ChunkRef, codec::Decoder};
 
 use super::{Common, bootstrap::Given};
@@ -33,7 +33,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let bootstrap = arguments.given.read()?;
     let tree = bootstrap.tree()?;
     let plan = Plan::of_layer(&tree);
-    let mut content = Chunks::new(arguments, &plan, bootstrap.blobs())?;
+    let mut content = LocalChunks::new(arguments, &plan, bootstrap.blobs())?;
     let context = || format!("cannot write {}", arguments.output.display());
     let output = File::create(&arguments.output).with_context(context)?;
     let mut output = BufWriter::with_capacity(1 << 20, output);
@@ -42,7 +42,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// The chunks of files one after the other, read from the blob, decoded and checked.
-struct Chunks<'a> {
+struct LocalChunks<'a> {
     wanted: vec::IntoIter<ChunkRef>,
     /// `None` if there are no chunks.
     blob: Option<(&'a Blob, File)>,
@@ -51,7 +51,7 @@ struct Chunks<'a> {
     decoded: Vec<u8>,
 }
 
-impl<'a> Chunks<'a> {
+impl<'a> LocalChunks<'a> {
     fn new(arguments: &Arguments, plan: &Plan<'_>, blobs: &'a [Blob]) -> Result<Self> {
         let from = arguments.given.path().display();
         let blob = match (blobs, &arguments.blob) {
@@ -70,11 +70,11 @@ impl<'a> Chunks<'a> {
         };
         let wanted = plan.chunks().into_iter();
         let (stored, decoded) = (Vec::new(), Vec::new());
-        Ok(Chunks { wanted, blob, decoder: Decoder::new(), stored, decoded })
+        Ok(LocalChunks { wanted, blob, decoder: Decoder::new(), stored, decoded })
     }
 }
 
-impl Content for Chunks<'_> {
+impl ChunkSource for LocalChunks<'_> {
     type Error = anyhow::Error;
 
     fn next(&mut self) -> Result<&[u8]> {

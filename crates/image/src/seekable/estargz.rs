@@ -103,7 +103,7 @@ struct Unpacked<'a> {
 }
 
 impl Unpacked<'_> {
-    /// Unpacks until `bytes` are that many at least, or there are no more.
+    /// Unpacks until `bytes` has at least `size` bytes, or the input ends.
     fn fill(&mut self, bytes: &mut Vec<u8>, size: usize) -> Result<(), String> {
         while bytes.len() < size {
             let here = bytes.len();

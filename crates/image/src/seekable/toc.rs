@@ -56,7 +56,7 @@ pub struct TocEntry<'a> {
     pub end_offset: u64,
     /// Offset of the piece in the file.
     pub chunk_offset: u64,
-    /// Bytes of the piece; 0 if it goes on to the end of the file.
+    /// Bytes of the piece; 0 if it reaches to the end of the file.
     pub chunk_size: u64,
     #[serde(borrow)]
     chunk_digest: Cow<'a, str>,

@@ -17,7 +17,7 @@ use futures_util::{
 use lazuli_image::{Digest, oci::Descriptor};
 use lazuli_registry::{ImageName, Options, RegistryError};
 
-use self::place::{Found, SearchedRepository, Task, described};
+use self::place::{SearchedRepository, Task, TaskResult, described};
 use crate::{
     evidence::{Consent, Evidence, SignatureLayer},
     name::Asked,
@@ -34,7 +34,7 @@ const REQUESTS: usize = 128;
 /// Maximum number of failures that an error lists.
 const FAILURES: usize = 3;
 
-type Answer = (String, Result<Found, RegistryError>);
+type Answer = (String, Result<TaskResult, RegistryError>);
 
 /// A search for evidence.
 pub(crate) struct Search<'a> {
@@ -68,7 +68,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Looks until there is enough, or no more.
+    /// Searches until the evidence suffices, or no place is left to ask.
     pub(crate) async fn run(mut self) -> Result<Verified, Box<Refused>> {
         let question = self.question;
         let (home, manifest) = (&question.name, question.manifest.digest);
@@ -174,9 +174,9 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn take(&mut self, place: &str, answer: Result<Found, RegistryError>) {
+    fn take(&mut self, place: &str, answer: Result<TaskResult, RegistryError>) {
         let Some(place) = self.places.get(place).cloned() else { return };
-        let Found { evidence, index, next, layers } = match answer {
+        let TaskResult { evidence, index, next, layers } = match answer {
             Ok(found) => found,
             Err(error) => return self.failures.push(error.to_string()),
         };
@@ -201,9 +201,9 @@ impl<'a> Search<'a> {
             let fetched = repository.small_blob(&layer.payload).await;
             let found = fetched.map(|payload| {
                 let signatures = vec![layer.with(payload.content)];
-                Found {
+                TaskResult {
                     evidence: Evidence { signatures, ..Evidence::default() },
-                    ..Found::default()
+                    ..TaskResult::default()
                 }
             });
             (key, found)

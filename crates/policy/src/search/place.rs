@@ -33,7 +33,7 @@ pub(super) enum Task {
 
 /// The result of a task.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct TaskResult {
     pub(super) evidence: Evidence,
     pub(super) index: Option<Descriptor>,
     pub(super) next: Vec<Task>,
@@ -73,7 +73,7 @@ impl SearchedRepository {
         task: Task,
         manifest: Digest,
         options: &Options,
-    ) -> Result<Found, RegistryError> {
+    ) -> Result<TaskResult, RegistryError> {
         let done = match task {
             Task::Index => self.index(manifest).await,
             Task::Tag(digest) => self.signatures(digest, options).await,
@@ -82,13 +82,13 @@ impl SearchedRepository {
             Task::Bundle(digest, size) => self.bundle(digest, size).await,
         };
         match done {
-            Err(error) if error.is_missing() => Ok(Found::default()),
+            Err(error) if error.is_missing() => Ok(TaskResult::default()),
             other => other,
         }
     }
 
     /// The index that the name means, if it lists the image.
-    async fn index(&self, manifest: Digest) -> Result<Found, RegistryError> {
+    async fn index(&self, manifest: Digest) -> Result<TaskResult, RegistryError> {
         #[derive(serde::Deserialize)]
         struct Index {
             manifests: Vec<Descriptor>,
@@ -99,15 +99,19 @@ impl SearchedRepository {
                 .is_ok_and(|index| index.manifests.iter().any(|it| it.digest == manifest));
         let size = document.raw.len() as u64;
         let index = Descriptor::plain(&document.media_type, document.digest, size);
-        Ok(Found { index: lists.then_some(index), ..Found::default() })
+        Ok(TaskResult { index: lists.then_some(index), ..TaskResult::default() })
     }
 
-    async fn signatures(&self, digest: Digest, options: &Options) -> Result<Found, RegistryError> {
+    async fn signatures(
+        &self,
+        digest: Digest,
+        options: &Options,
+    ) -> Result<TaskResult, RegistryError> {
         let Some(name) = self.name.tagged(&media_type::signature_tag(&digest)) else {
-            return Ok(Found::default());
+            return Ok(TaskResult::default());
         };
         let document = open(&name, options)?.document(None).await?;
-        let mut found = Found::default();
+        let mut found = TaskResult::default();
         for layer in SignatureLayer::all(&document.raw) {
             match layer.guess(&self.references, digest) {
                 Some(payload) => found.evidence.signatures.push(layer.with(payload)),
@@ -117,7 +121,7 @@ impl SearchedRepository {
         Ok(found)
     }
 
-    async fn referrers(&self, digest: Digest) -> Result<Found, RegistryError> {
+    async fn referrers(&self, digest: Digest) -> Result<TaskResult, RegistryError> {
         let listed = self.repository.referrers(&digest, Some(media_type::BUNDLE)).await?;
         let task = |entry: Descriptor| {
             let hint = entry.annotations.get(media_type::BUNDLE_BLOB);
@@ -127,25 +131,25 @@ impl SearchedRepository {
             }
         };
         let next = listed.into_iter().take(SIGNATURES).map(task).collect();
-        Ok(Found { next, ..Found::default() })
+        Ok(TaskResult { next, ..TaskResult::default() })
     }
 
-    async fn bundle_layer(&self, digest: Digest) -> Result<Found, RegistryError> {
+    async fn bundle_layer(&self, digest: Digest) -> Result<TaskResult, RegistryError> {
         let document = self.repository.document(Some(&digest)).await?;
         let layers = Manifest::parse(&document.raw).map(|manifest| manifest.layers);
         let bundles = layers.unwrap_or_default().into_iter();
         let bundles = bundles.filter(|layer| layer.media_type == media_type::BUNDLE);
         let next = bundles.take(1).map(|layer| Task::Bundle(layer.digest, layer.size));
-        Ok(Found { next: next.collect(), ..Found::default() })
+        Ok(TaskResult { next: next.collect(), ..TaskResult::default() })
     }
 
-    async fn bundle(&self, digest: Digest, size: u64) -> Result<Found, RegistryError> {
+    async fn bundle(&self, digest: Digest, size: u64) -> Result<TaskResult, RegistryError> {
         if size > BUNDLE_LIMIT as u64 {
-            return Ok(Found::default());
+            return Ok(TaskResult::default());
         }
         let blob = Descriptor::plain(media_type::BUNDLE, digest, size);
         let bundle: Bytes = self.repository.small_blob(&blob).await?.content;
         let evidence = Evidence { bundles: vec![bundle], ..Evidence::default() };
-        Ok(Found { evidence, ..Found::default() })
+        Ok(TaskResult { evidence, ..TaskResult::default() })
     }
 }

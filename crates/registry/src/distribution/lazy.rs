@@ -38,8 +38,8 @@ const MAY_BE_IMAGES: [&str; 4] = [
 ///   `indexes` trusts those.
 ///
 /// # Errors
-/// The manifest cannot be had. What cannot be found out about referrers is not an error: the image
-/// is an ordinary one then.
+/// The manifest cannot be read. A failed search for referrers is not an error: the image counts as
+/// an ordinary one then.
 pub async fn lazy_manifest(
     repository: &dyn Repository,
     name: &ImageName,

@@ -1,8 +1,8 @@
 //! Recent health of servers.
 //!
-//! Readers wait in the kernel for what is asked of a server, so one that hangs or fails must cost
-//! one reader a moment and not every reader its deadline. The last results are kept in memory for
-//! each server, over all of its repositories and blobs, and requests with a choice prefer other
+//! Readers wait in the kernel for a server's answer, so a server that hangs or fails must delay one
+//! reader for a moment, and not every reader until its deadline. The last results of each server
+//! are kept in memory, across its repositories and blobs. Requests that have a choice prefer other
 //! servers.
 
 use std::{
@@ -44,7 +44,7 @@ pub(crate) const NEAR_AT_FIRST: Duration = Duration::from_millis(10);
 pub struct Health {
     /// For messages.
     name: String,
-    state: Mutex<State>,
+    state: Mutex<HealthState>,
     /// Microseconds of the quickest answer.
     quickest: AtomicU64,
     /// How long the first answer took.
@@ -52,7 +52,7 @@ pub struct Health {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct HealthState {
     failures: u32,
     failed: Option<Instant>,
     rests_until: Option<Instant>,
@@ -93,7 +93,7 @@ impl Health {
         let mut state = self.lock();
         if state.failures > 0 {
             tracing::info!(server = self.name, failures = state.failures, "works again");
-            *state = State { last_failure: state.last_failure, ..State::default() };
+            *state = HealthState { last_failure: state.last_failure, ..HealthState::default() };
         }
     }
 
@@ -128,7 +128,7 @@ impl Health {
         self.lock().asked_until
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HealthState> {
         // No panic can leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -10,17 +10,16 @@ use crate::{
     transport::credentials::Login,
 };
 
-/// Logins for one repository that are tried, at most: each one costs a request when they are
-/// refused.
+/// Maximum number of logins tried for one repository: each refused login costs a request.
 const TRIED: usize = 4;
 
 /// Logins beside those in files, each for one repository of a registry. Clones share one
 /// collection.
 #[derive(Clone, Default)]
-pub(crate) struct Logins(Arc<Mutex<State>>);
+pub(crate) struct Logins(Arc<Mutex<LoginList>>);
 
 #[derive(Default)]
-struct State {
+struct LoginList {
     /// The newest last.
     logins: Vec<Owned>,
     /// Grows with each change.
@@ -75,7 +74,7 @@ impl Logins {
         self.lock().generation
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LoginList> {
         // No panic can leave the state half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -50,12 +50,12 @@ pub(crate) struct Authorizer {
     /// Has logins for this repository, if they are for this server.
     logins: Option<Logins>,
     /// Locked during a renewal, so that others wait for its result.
-    state: Mutex<State>,
+    state: Mutex<KnownScopes>,
 }
 
 /// Both by scope.
 #[derive(Debug, Default)]
-struct State {
+struct KnownScopes {
     grants: HashMap<String, Grant>,
     /// When everything was refused, and the generation of the keyring at that time.
     refused: HashMap<String, (Instant, u64)>,

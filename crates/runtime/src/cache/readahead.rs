@@ -2,9 +2,12 @@
 
 use std::{collections::VecDeque, sync::Mutex};
 
-use lazuli_image::{Chunk, plan::gap};
+use lazuli_image::{
+    Chunk,
+    plan::{Planner, gap},
+};
 
-use crate::{request_sizes::PLANNER, sync::lock};
+use crate::sync::lock;
 
 /// Maximum number of runs followed in one blob: files that a program reads at the same time.
 const RUNS: usize = 8;
@@ -46,17 +49,18 @@ impl Runs {
         is_missing: impl Fn(usize) -> bool,
     ) -> usize {
         let mut runs = lock(&self.0);
-        let goes_on =
-            |run: &Run| run.end <= first && PLANNER.bridges(&chunks[run.end - 1], &chunks[first]);
+        let goes_on = |run: &Run| {
+            run.end <= first && Planner::NODE.bridges(&chunks[run.end - 1], &chunks[first])
+        };
         let known = runs.iter().rposition(goes_on).and_then(|at| runs.remove(at));
         let mut run = known.unwrap_or(Run { end, misses: 0, bytes: 0 });
         (run.end, run.misses, run.bytes) = (end, run.misses.saturating_add(1), run.bytes + bytes);
-        let allowed = if run.misses < SURE { 0 } else { run.bytes.min(PLANNER.max_request) };
+        let allowed = if run.misses < SURE { 0 } else { run.bytes.min(Planner::NODE.max_request) };
         let mut ahead = 0;
         while run.end < chunks.len() && is_missing(run.end) {
             let (last, next) = (&chunks[run.end - 1], &chunks[run.end]);
             let cost = gap(last, next) + next.stored_share();
-            if !PLANNER.bridges(last, next) || ahead + cost > allowed {
+            if !Planner::NODE.bridges(last, next) || ahead + cost > allowed {
                 break;
             }
             ahead += cost;
@@ -86,7 +90,9 @@ mod tests {
         let chunk = |number: u64| Chunk {
             number: number as u32,
             digest: Algorithm::Blake3.digest(b""),
-            stored: Stored(number * size + if number + 1 == count { PLANNER.gap + 1 } else { 0 }),
+            stored: Stored(
+                number * size + if number + 1 == count { Planner::NODE.gap + 1 } else { 0 },
+            ),
             stored_size: size as u32,
             decoded: Decoded(number * size),
             decoded_size: size as u32,

@@ -11,7 +11,7 @@ use lazuli_image::{
     Digest,
     oci::{self, Manifest},
 };
-use lazuli_registry::{self as registry, Repository, SeekableLayers};
+use lazuli_registry::{self as registry, Pull, SeekableLayers};
 
 use super::{
     StoredImage,
@@ -38,25 +38,27 @@ pub fn stored(images: &Path, manifest: &Digest) -> Option<Digest> {
 /// The chain id of the bootstrap layer. Fetches missing metadata once the image is admitted: all of
 /// it or, for an image that an earlier version fetched, the bootstrap layer once more.
 pub async fn fetched<T, E: From<ImageError>>(
-    repository: &Arc<dyn Repository>,
+    repository: Arc<dyn Pull>,
     manifest: &registry::Manifest,
     images: &Path,
     admission: impl Future<Output = Result<T, E>>,
 ) -> Result<Digest, E> {
-    let not_lazy = || ImageError::NotLazy { image: repository.describe() };
+    let place = repository.describe();
+    let not_lazy = || ImageError::NotLazy { image: place.clone() };
     let (_, layer) = manifest.parsed.lazy_base().ok_or_else(not_lazy)?;
     let seekable = SeekableLayers::Ordinary;
-    let fetch = StoredImage::fetch_admitted(repository, manifest, images, seekable, admission);
+    let fetch =
+        StoredImage::fetch_admitted(repository.clone(), manifest, images, seekable, admission);
     let fetched = fetch.await;
     let (image, ..) = fetched?;
     let diff_id = match diff_id(&image.directory) {
         Some(diff_id) => diff_id,
         None => {
             let partial = Partial::create(images)?;
-            let begun = begin(&**repository, layer).await;
+            let begun = begin(&*repository, layer).await;
             let path = partial.0.join("again");
             let from = (&manifest.parsed, layer);
-            let unpacked = find_bootstrap(repository, from, begun, &path).await?;
+            let unpacked = find_bootstrap(&repository, from, begun, &path).await?;
             let diff_id = unpacked.0.diff_id;
             write(&partial.0, DIFF_ID, diff_id.to_string().as_bytes())?;
             let path = image.directory.join(DIFF_ID);

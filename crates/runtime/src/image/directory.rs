@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use lazuli_sys::mmap::FinishedFile;
+
 use super::{error::ImageError, point_files};
 use crate::path_error::At as _;
 
@@ -95,8 +97,8 @@ impl Drop for Partial {
 
 pub(super) fn write(directory: &Path, name: &str, content: &[u8]) -> Result<(), ImageError> {
     let path = directory.join(name);
-    let write = || io::Write::write_all(&mut File::create_new(&path)?, content);
-    Ok(write().at(&path)?)
+    FinishedFile::create(&path, content).at(&path)?;
+    Ok(())
 }
 
 pub(super) fn read(directory: &Path, name: &str) -> Result<Vec<u8>, ImageError> {

@@ -10,7 +10,7 @@ use lazuli_image::{
     seekable::SeekableLayer,
 };
 use lazuli_registry::{
-    self as registry, Pull, RegistryError, Repository, SeekableLayers, SmallBlob, into_blocking,
+    self as registry, Pull, RegistryError, SeekableLayers, SmallBlob, into_blocking,
     manifest::DOCUMENT_LIMIT,
 };
 use lazuli_sys::mmap::Map;
@@ -55,7 +55,7 @@ impl<'a> Form<'a> {
 
 /// Fetches everything into `directory`, once the image is admitted.
 pub(super) async fn fill<T, E: From<ImageError>>(
-    repository: &Arc<dyn Repository>,
+    repository: &Arc<dyn Pull>,
     manifest: &registry::Manifest,
     form: Form<'_>,
     directory: &Path,
@@ -135,7 +135,7 @@ pub(super) struct Unpacked {
 /// Unpacks the bootstrap from the layer, which has `begun` to arrive, to the new file `path`, from
 /// whichever place has the right bytes.
 pub(super) async fn find_bootstrap(
-    repository: &Arc<dyn Repository>,
+    repository: &Arc<dyn Pull>,
     from: (&Manifest, &Descriptor),
     begun: Result<Begun, RegistryError>,
     path: &Path,

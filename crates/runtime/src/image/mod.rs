@@ -35,7 +35,7 @@ pub(crate) use unpack::fuzz;
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs,
     path::{Path, PathBuf},
     pin::pin,
     sync::Arc,
@@ -49,8 +49,8 @@ use lazuli_image::{
         layout::{MAX_ROWS, Origin},
     },
 };
-use lazuli_registry::{self as registry, Repository, SeekableLayers};
-use lazuli_sys::mmap::Map;
+use lazuli_registry::{self as registry, Pull, SeekableLayers};
+use lazuli_sys::mmap::{FinishedFile, Map};
 
 pub(crate) use self::directory::{directories, sweep, sync};
 use self::{
@@ -97,7 +97,7 @@ impl StoredImage {
     /// Fetches the metadata of the image with this manifest that `images` lacks. Upper layers may
     /// be ordinary.
     pub async fn fetch(
-        repository: &Arc<dyn Repository>,
+        repository: Arc<dyn Pull>,
         manifest: &registry::Manifest,
         images: &Path,
         seekable: SeekableLayers,
@@ -111,7 +111,7 @@ impl StoredImage {
     /// Like `fetch`, for an image that has to be admitted. Its layers are requested meanwhile, but
     /// neither read nor kept before the admission.
     pub async fn fetch_admitted<T, E: From<ImageError>>(
-        repository: &Arc<dyn Repository>,
+        repository: Arc<dyn Pull>,
         manifest: &registry::Manifest,
         images: &Path,
         seekable: SeekableLayers,
@@ -142,7 +142,7 @@ impl StoredImage {
             }
         };
         let partial = Partial::create(images)?;
-        let filled = fill(repository, manifest, form, &partial.0, &mut fetched, admission).await?;
+        let filled = fill(&repository, manifest, form, &partial.0, &mut fetched, admission).await?;
         let (content, admitted) = filled;
         partial.commit(&directory)?;
         Ok((Self::of(directory, manifest.digest, content)?, fetched, admitted))
@@ -172,7 +172,7 @@ impl StoredImage {
         }
         let config = read(directory, CONFIG)?;
         let path = directory.join(BOOTSTRAP);
-        let map = Map::new(&File::open(&path).at(&path)?).at(&path)?;
+        let map = FinishedFile::open(&path).and_then(Map::of).at(&path)?;
         let digest = read(directory, BOOTSTRAP_DIGEST)?;
         if Algorithm::Blake3.digest(map.as_ref()).to_string().as_bytes() != digest {
             return Err(damaged(BOOTSTRAP, "its content is not what was unpacked"));

@@ -2,8 +2,7 @@
 
 use std::{
     ffi::OsStr,
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -12,7 +11,7 @@ use lazuli_image::{
     Blob, BlobIndex, Codec, Points,
     rafs::{Bootstrap, TailInfo, layout::features::ZRAN},
 };
-use lazuli_sys::mmap::Map;
+use lazuli_sys::mmap::{FinishedFile, Map};
 
 /// Why the points of an image cannot be used.
 #[derive(Debug)]
@@ -44,7 +43,9 @@ fn is_points(extension: &OsStr) -> bool {
 
 /// Writes the points beside a new bootstrap.
 pub(super) fn write(bootstrap: &Path, points: &[(BlobIndex, Points)]) -> io::Result<()> {
-    points.iter().try_for_each(|(layer, points)| fs::write(path(bootstrap, *layer), points.bytes()))
+    points.iter().try_for_each(|(layer, points)| {
+        FinishedFile::create(&path(bootstrap, *layer), points.bytes()).map(drop)
+    })
 }
 
 /// Attaches the points of its layers to `image`, whose bootstrap is in the file `bootstrap`.
@@ -55,7 +56,7 @@ pub(super) fn attach<B: AsRef<[u8]>>(
     for layer in layers(image).collect::<Vec<_>>() {
         let path = path(bootstrap, layer);
         let mut read = || {
-            let map = Map::new(&File::open(&path)?)?;
+            let map = Map::of(FinishedFile::open(&path)?)?;
             let points = Points::parse(Arc::new(map)).map_err(io::Error::other)?;
             image.set_points(layer, points).map_err(io::Error::other)
         };

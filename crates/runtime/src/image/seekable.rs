@@ -2,7 +2,6 @@
 //! Their digests are in the manifest.
 
 use std::{
-    fs,
     path::Path,
     sync::{
         Arc,
@@ -18,8 +17,8 @@ use lazuli_image::{
     rafs::{self, Bootstrap},
     seekable::{MAX_TOC, SeekableLayer, TocPlace, footer, toc_of_frame, toc_of_member},
 };
-use lazuli_registry::{Pull, RegistryError, Repository};
-use lazuli_sys::mmap::Map;
+use lazuli_registry::{Pull, RegistryError};
+use lazuli_sys::mmap::{FinishedFile, Map};
 use tokio::sync::Mutex;
 
 use super::{
@@ -49,7 +48,7 @@ const LAYERS: usize = 8;
 
 /// Makes the bootstrap of the image of `layers` in the new file `path`.
 pub(super) async fn make_bootstrap(
-    repository: &Arc<dyn Repository>,
+    repository: &Arc<dyn Pull>,
     layers: &[SeekableLayer],
     path: &Path,
 ) -> Result<(Bootstrap<Map>, Reservation, Fetched), ImageError> {
@@ -74,9 +73,9 @@ pub(super) async fn make_bootstrap(
     let path = path.to_owned();
     let open = move || {
         let SeekableImage { bootstrap, points } = made;
-        fs::write(&path, bootstrap)?;
+        let bootstrap = FinishedFile::create(&path, &bootstrap[..])?;
         point_files::write(&path, &points)?;
-        let (mut bootstrap, reservation) = unpack::open_own(&path)?;
+        let (mut bootstrap, reservation) = unpack::open_own(bootstrap)?;
         let attached = point_files::attach(&path, &mut bootstrap);
         attached.map_err(|unusable| UnpackError::Io(unusable.problem))?;
         // The kernel will believe what it says.

@@ -69,7 +69,7 @@ impl Prefetcher {
             tracing::warn!(repository, %error, "cannot keep a lesson");
         }
         if self.settings.publish && is_news && start.saw_everything() {
-            match lessons::publish(&image.repository, &lesson).await {
+            match lessons::publish(&*image.repository, &lesson).await {
                 Ok(artifact) => tracing::info!(repository, %artifact, "published a lesson"),
                 Err(error) => tracing::warn!(repository, %error, "cannot publish a lesson"),
             }
@@ -96,7 +96,7 @@ impl Prefetcher {
         // A trace without the chunks that were present before would mislead others.
         if self.settings.publish && is_news && start.saw_everything() {
             let name = image.repository.describe();
-            match traces::publish(&image.repository, manifest, &trace).await {
+            match traces::publish(&*image.repository, manifest, &trace).await {
                 Ok(artifact) => tracing::info!(image = name, %artifact, "published its trace"),
                 Err(error) => tracing::warn!(image = name, %error, "cannot publish its trace"),
             }

@@ -20,11 +20,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use lazuli_image::{
     Algorithm, Digest, Lesson, Trace,
     erofs::{FileType, Nid},
-    lesson::{Mark, Part, mark},
+    lesson::{FileChunk, Mark, mark},
     oci::Descriptor,
     rafs::Bootstrap,
 };
-use lazuli_registry::{RegistryError, Repository};
+use lazuli_registry::{Referrers, RegistryError};
 
 use super::{Image, ahead::ChunkAt, small_files::SmallFiles};
 use crate::cache::CachedBlob;
@@ -151,7 +151,13 @@ pub(super) fn of_start(image: &Image, start: &Trace) -> (Lesson, Vec<Digest>) {
             if part == 0 && is_program && !path.windows(3).any(|part| part == b".so") {
                 programs.push((at, chunk.digest));
             }
-            parts.push(Part { path: path.into(), part, mark: mark(&chunk.digest), at, starts: 1 });
+            parts.push(FileChunk {
+                path: path.into(),
+                part,
+                mark: mark(&chunk.digest),
+                at,
+                starts: 1,
+            });
         }
     });
     programs.sort_by_key(|(at, _)| *at);
@@ -208,7 +214,7 @@ pub(super) fn places<B: AsRef<[u8]>>(
 }
 
 fn by_path<B: AsRef<[u8]>>(
-    part: &Part,
+    part: &FileChunk,
     bootstrap: &Bootstrap<B>,
     blobs: &[Arc<CachedBlob>],
 ) -> Option<ChunkAt> {
@@ -246,11 +252,11 @@ fn subject() -> Descriptor {
 }
 
 /// The lesson of a repository that other nodes have put there.
-pub(super) async fn find(repository: &dyn Repository) -> Result<Option<Lesson>, RegistryError> {
+pub(super) async fn find(repository: &dyn Referrers) -> Result<Option<Lesson>, RegistryError> {
     Ok(found(repository).await?.map(|(lesson, _)| lesson))
 }
 
-async fn found(repository: &dyn Repository) -> Result<Option<(Lesson, Descriptor)>, RegistryError> {
+async fn found(repository: &dyn Referrers) -> Result<Option<(Lesson, Descriptor)>, RegistryError> {
     let artifacts = repository.referrers(&subject().digest, Some(ARTIFACT_TYPE)).await?;
     let mut found: Option<(Lesson, Descriptor)> = None;
     for artifact in artifacts.into_iter().take(ARTIFACTS) {
@@ -269,10 +275,10 @@ async fn found(repository: &dyn Repository) -> Result<Option<(Lesson, Descriptor
 
 /// Adds one start to the published lesson of a repository.
 pub(super) async fn publish(
-    repository: &Arc<dyn Repository>,
+    repository: &dyn Referrers,
     start: &Lesson,
 ) -> Result<Digest, RegistryError> {
-    let (lesson, before) = match found(&**repository).await? {
+    let (lesson, before) = match found(repository).await? {
         Some((mut known, artifact)) => {
             known.merge(start);
             (known, Some(artifact.digest))
@@ -289,7 +295,8 @@ mod tests {
     use super::*;
 
     fn lesson(path: &str) -> Lesson {
-        let part = Part { path: path.as_bytes().into(), part: 0, mark: [1; 8], at: 0, starts: 1 };
+        let part =
+            FileChunk { path: path.as_bytes().into(), part: 0, mark: [1; 8], at: 0, starts: 1 };
         Lesson::of_start([part])
     }
 

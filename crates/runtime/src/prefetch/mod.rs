@@ -126,10 +126,11 @@ impl Prefetcher {
         } else if self.settings.ahead != Ahead::Guess {
             return known;
         }
+        let place: Arc<dyn Pull> = repository.clone();
         if metadata == Metadata::Missing {
             match &known.trace {
-                Some(trace) => self.ask_early(&known.early, repository, manifest, trace.spans()),
-                None => self.ask_early(&known.early, repository, manifest, baked(manifest)),
+                Some(trace) => self.ask_early(&known.early, &place, manifest, trace.spans()),
+                None => self.ask_early(&known.early, &place, manifest, baked(manifest)),
             }
         }
         if self.settings.learns_from_others() && known.trace.is_none() {
@@ -146,7 +147,7 @@ impl Prefetcher {
                 let found = found.inspect_err(|error| tracing::info!(image, %error, "no trace"));
                 let trace = found.unwrap_or_default()?;
                 if metadata == Metadata::Missing && !early.is_any() {
-                    prefetcher.ask_early(&early, &repository, &manifest, trace.spans());
+                    prefetcher.ask_early(&early, &place, &manifest, trace.spans());
                 }
                 Some(trace)
             }));
@@ -158,7 +159,7 @@ impl Prefetcher {
     fn ask_early(
         &self,
         early: &Early,
-        repository: &Arc<dyn Repository>,
+        repository: &Arc<dyn Pull>,
         manifest: &Manifest,
         spans: impl Iterator<Item = (Digest, Range<Stored>)>,
     ) {

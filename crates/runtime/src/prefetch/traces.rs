@@ -4,14 +4,13 @@
 //! *referrers*). An annotation of the artifact's manifest holds all of it: registries repeat
 //! annotations in their lists of referrers, so one request both finds and fetches it.
 
-use std::{collections::BTreeMap, io, ops::Range, path::Path, sync::Arc};
+use std::{collections::BTreeMap, io, ops::Range, path::Path};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use lazuli_image::{Digest, Stored, Trace, oci::Descriptor};
-use lazuli_registry::{RegistryError, Repository};
+use lazuli_image::{Digest, Stored, Trace, oci::Descriptor, plan::Planner};
+use lazuli_registry::{Referrers, RegistryError};
 
 use super::small_files::SmallFiles;
-use crate::request_sizes::PLANNER;
 
 /// The type of artifacts with traces.
 pub const ARTIFACT_TYPE: &str = "application/vnd.lazuli.trace.v1";
@@ -55,7 +54,7 @@ impl Traces {
             }
             None => start.clone(),
         };
-        trace.locate(PLANNER.gap, stored);
+        trace.locate(Planner::NODE.gap, stored);
         self.put(manifest, &trace)?;
         Ok(trace)
     }
@@ -68,7 +67,7 @@ impl Traces {
 
 /// The trace of an image in its registry.
 pub async fn find(
-    repository: &dyn Repository,
+    repository: &dyn Referrers,
     manifest: &Digest,
 ) -> Result<Option<Trace>, RegistryError> {
     let artifacts = repository.referrers(manifest, Some(ARTIFACT_TYPE)).await?;
@@ -95,7 +94,7 @@ fn read(artifact: &Descriptor) -> Option<Result<Trace, String>> {
 
 /// Puts a trace beside its image.
 pub async fn publish(
-    repository: &Arc<dyn Repository>,
+    repository: &dyn Referrers,
     manifest: &Descriptor,
     trace: &Trace,
 ) -> Result<Digest, RegistryError> {

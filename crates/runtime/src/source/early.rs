@@ -12,7 +12,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{BoxFuture, FutureExt as _, Shared, join_all};
 use lazuli_image::{Digest, Stored, oci::Manifest};
-use lazuli_registry::{CONNECTIONS, Repository, range};
+use lazuli_registry::{CONNECTIONS, Pull, range};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -60,7 +60,7 @@ impl Early {
     /// Asks for `spans` of the layers of an image, as far as they are such and there is memory.
     pub(crate) fn ask(
         &self,
-        repository: &Arc<dyn Repository>,
+        repository: &Arc<dyn Pull>,
         manifest: &Manifest,
         spans: impl Iterator<Item = (Digest, Range<Stored>)>,
         memory: &UncheckedMemory,

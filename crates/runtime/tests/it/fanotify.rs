@@ -20,7 +20,11 @@ use lazuli_runtime::{
         mount::{self, Erofs, Suid},
     },
 };
-use lazuli_sys::{fanotify::Group, mountinfo};
+use lazuli_sys::{
+    fanotify::Group,
+    mmap::{FinishedFile, Map},
+    mountinfo,
+};
 use lazuli_testkit::{
     kernel::{Feature, require},
     odd::random,
@@ -262,7 +266,7 @@ async fn programs_are_mapped_and_run() {
     let node = Node::new(several());
     let sample = node.sample.clone();
     let equal = |path: &Path| {
-        let map = |name| lazuli_sys::mmap::Map::new(&File::open(path.join(name)).unwrap()).unwrap();
+        let map = |name| Map::of(FinishedFile::open(&path.join(name)).unwrap()).unwrap();
         sample.files.iter().all(|(name, content)| *map(name) == **content)
     };
     let (path, equal) = (node.at.clone(), equal);

@@ -100,7 +100,7 @@ async fn pull(
     images: &Path,
 ) -> Result<(StoredImage, Fetched), ImageError> {
     let manifest = repository.manifest(None).await?;
-    StoredImage::fetch(repository, &manifest, images, SeekableLayers::Ordinary).await
+    StoredImage::fetch(repository.clone(), &manifest, images, SeekableLayers::Ordinary).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -193,7 +193,7 @@ async fn chain_ids_are_those_of_the_unpacked_layers() {
     let bootstrap = *expected.last().unwrap();
     assert_eq!(chain::stored(images, &pushed.digest), None);
     assert_eq!(
-        chain::fetched(&repository, &manifest, images, admitted()).await.unwrap(),
+        chain::fetched(repository.clone(), &manifest, images, admitted()).await.unwrap(),
         bootstrap
     );
     assert_eq!(chain::stored(images, &pushed.digest), Some(bootstrap));
@@ -207,7 +207,7 @@ async fn chain_ids_are_those_of_the_unpacked_layers() {
         }
         assert_eq!(chain::stored(images, &pushed.digest), None);
         assert_eq!(
-            chain::fetched(&repository, &manifest, images, admitted()).await.unwrap(),
+            chain::fetched(repository.clone(), &manifest, images, admitted()).await.unwrap(),
             bootstrap
         );
         assert_eq!(chain::stored(images, &pushed.digest), Some(bootstrap));
@@ -250,7 +250,7 @@ async fn nothing_of_an_image_is_kept_that_is_not_admitted() {
         Err::<(), _>(ImageError::NotLazy { image: "refused".to_owned() })
     };
     let fetched = StoredImage::fetch_admitted(
-        &repository,
+        repository.clone(),
         &manifest,
         images,
         SeekableLayers::Ordinary,
@@ -264,7 +264,7 @@ async fn nothing_of_an_image_is_kept_that_is_not_admitted() {
     std::fs::write(images.join(manifest.digest.hex()).join("bootstrap"), "damaged").unwrap();
     let refused = async { Err::<(), _>(ImageError::NotLazy { image: "refused".to_owned() }) };
     let fetched = StoredImage::fetch_admitted(
-        &repository,
+        repository.clone(),
         &manifest,
         images,
         SeekableLayers::Ordinary,

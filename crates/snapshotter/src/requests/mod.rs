@@ -23,7 +23,7 @@ pub(crate) struct Snapshotter {
     pub(crate) local: Arc<Storage>,
     images: Arc<dyn Images>,
     /// By names of layers to be, and by numbers of snapshots in which images are mounted.
-    turns: Arc<KeyedLocks>,
+    locks: Arc<KeyedLocks>,
 }
 
 impl fmt::Debug for Snapshotter {
@@ -45,7 +45,7 @@ impl Snapshotter {
         let state = state.to_owned();
         let open = tokio::task::spawn_blocking(move || Storage::open(&state));
         let local = Arc::new(open.await.map_err(|_| SnapshotError::Panicked)??);
-        let snapshotter = Snapshotter { local, images, turns: Arc::default() };
+        let snapshotter = Snapshotter { local, images, locks: Arc::default() };
         for snapshot in snapshotter.local(Storage::unfinished).await? {
             snapshotter.remove(snapshot.name).await?;
         }
@@ -97,8 +97,8 @@ impl Snapshotter {
 
     /// Makes the committed snapshot `target` for a data layer of `image`. It stays empty.
     async fn note_data(&self, wanted: Wanted, target: &str, image: &Image) -> Result<()> {
-        let mut turn = self.turns.take(&turn_of(target, image)).await;
-        let layers = turn.attempt(image, self.images.data_layers(image)).await?;
+        let mut guard = self.locks.take(&lock_key(target, image)).await;
+        let layers = guard.attempt(image, self.images.data_layers(image)).await?;
         if !layers.iter().any(|layer| layer == target) {
             // Its metadata may have been fetched ahead.
             self.forget_unless_used(image).await;
@@ -120,9 +120,9 @@ impl Snapshotter {
     /// shown as it is. It is mounted when a snapshot is based on it. `None` if containerd has to
     /// unpack the layer, which is always possible.
     async fn note_plain(&self, wanted: &Wanted, target: &str, image: Image) -> Option<()> {
-        let mut turn = self.turns.take(&turn_of(target, &image)).await;
+        let mut guard = self.locks.take(&lock_key(target, &image)).await;
         let namespace = wanted.key.split('/').next().unwrap_or_default();
-        let shown = turn.attempt(&image, self.images.ordinary_layer(&image, target, namespace));
+        let shown = guard.attempt(&image, self.images.ordinary_layer(&image, target, namespace));
         let failed = |error: &SnapshotError| {
             tracing::warn!(image = image.reference, %error, "containerd unpacks a layer");
         };
@@ -158,11 +158,11 @@ impl Snapshotter {
     /// Mounts a lazy image as the committed snapshot `target`, once for all callers that ask at the
     /// same time.
     async fn bring_in(&self, wanted: Wanted, target: &str, image: Image) -> Result<()> {
-        let mut turn = self.turns.take(&turn_of(target, &image)).await;
+        let mut guard = self.locks.take(&lock_key(target, &image)).await;
         let name = target.to_owned();
         match self.local(move |local| local.store.get(&name)).await {
             Err(SnapshotError::NotFound(_)) => {}
-            Ok(there) => return self.use_again(&mut turn, &there, &image).await,
+            Ok(there) => return self.use_again(&mut guard, &there, &image).await,
             other => return other.map(drop),
         }
         let Wanted { key, parent, labels } = wanted;
@@ -187,8 +187,8 @@ impl Snapshotter {
                 tokio::join!(self.images.check(&image), self.images.mount(&image, &at));
             checked.and(mounted)
         };
-        let proven = match turn.attempt(&image, bring).await {
-            Ok(()) => self.prove(&mut turn, &image, target).await,
+        let proven = match guard.attempt(&image, bring).await {
+            Ok(()) => self.prove(&mut guard, &image, target).await,
             Err(error) => Err(error),
         };
         let committed = match proven {
@@ -207,7 +207,7 @@ impl Snapshotter {
             // Under another name, from a registry that was quicker.
             Err(SnapshotError::AlreadyExists(name)) => {
                 let there = self.local(move |local| local.store.get(&name)).await?;
-                self.use_again(&mut turn, &there, &image).await
+                self.use_again(&mut guard, &there, &image).await
             }
             committed => committed.map(drop),
         }
@@ -216,22 +216,22 @@ impl Snapshotter {
     /// Gives `image` the snapshot that has the name of its bootstrap layer, and is mounted already.
     async fn use_again(
         &self,
-        turn: &mut KeyedGuard,
+        guard: &mut KeyedGuard,
         there: &Snapshot,
         image: &Image,
     ) -> Result<()> {
         let Some(known) = &there.image else { return Err(taken(image, there)) };
-        turn.attempt(image, self.images.admit(image)).await?;
+        guard.attempt(image, self.images.admit(image)).await?;
         let is_same = known.manifest_digest == image.manifest_digest;
         if !is_same || !there.proven {
-            let proven = self.prove(turn, image, &there.name).await;
+            let proven = self.prove(guard, image, &there.name).await;
             // Forget data that was fetched for the proof.
             self.forget_unless_used(image).await;
             proven?;
         }
         if !there.proven {
             if !is_same {
-                self.prove(turn, known, &there.name).await?;
+                self.prove(guard, known, &there.name).await?;
             }
             let name = there.name.clone();
             self.local(move |local| local.store.prove(&name)).await?;
@@ -242,13 +242,13 @@ impl Snapshotter {
             return Ok(());
         }
         let at = self.local.directories.fs(there.number);
-        turn.attempt(image, self.images.mount(image, &at)).await
+        guard.attempt(image, self.images.mount(image, &at)).await
     }
 
     /// Makes sure that the bootstrap of `image` is the layer with the chain id `layer`: then images
     /// that have this layer are the same up to it, whatever else is in their manifests.
-    async fn prove(&self, turn: &mut KeyedGuard, image: &Image, layer: &str) -> Result<()> {
-        let own = turn.attempt(image, self.images.bootstrap_layer(image)).await?;
+    async fn prove(&self, guard: &mut KeyedGuard, image: &Image, layer: &str) -> Result<()> {
+        let own = guard.attempt(image, self.images.bootstrap_layer(image)).await?;
         if own == layer { Ok(()) } else { Err(not_its_layer(image, layer, &[own])) }
     }
 
@@ -264,16 +264,16 @@ impl Snapshotter {
     async fn mount_image_of(&self, name: String) -> Result<()> {
         let find = |name: String| self.local(move |local| local.image_of(&name));
         let Some((_, base)) = find(name.clone()).await? else { return Ok(()) };
-        let mut turn = self.turns.take(&base.number.to_string()).await;
+        let mut guard = self.locks.take(&base.number.to_string()).await;
         // It may have been removed meanwhile: see `discard`.
         let Some((image, base)) = find(name).await? else { return Ok(()) };
         if !base.proven {
-            self.prove(&mut turn, &image, &base.name).await?;
+            self.prove(&mut guard, &image, &base.name).await?;
             let name = base.name.clone();
             self.local(move |local| local.store.prove(&name)).await?;
         }
         let at = self.local.directories.fs(base.number);
-        turn.attempt(&image, self.images.mount(&image, &at)).await
+        guard.attempt(&image, self.images.mount(&image, &at)).await
     }
 
     /// Makes an active snapshot a parent for others, on top of `parent` if it was prepared on top
@@ -321,7 +321,7 @@ impl Snapshotter {
 
     /// Takes the directory of a snapshot away that is no more, and the mount in it.
     async fn discard(&self, number: u64) -> Result<()> {
-        let _turn = self.turns.take(&number.to_string()).await;
+        let _guard = self.locks.take(&number.to_string()).await;
         let at = self.local.directories.fs(number);
         self.images.unmount(&at).await.map_err(|source| {
             let source = std::io::Error::other(source);
@@ -425,9 +425,9 @@ fn not_its_layer(image: &Image, asked: &str, own: &[String]) -> SnapshotError {
     SnapshotError::NotItsLayer { reference, asked, expected }
 }
 
-/// Name of the queue for a layer. Each image has its own queue, because the registry of an image
-/// that falsely claims the layer may never answer.
-fn turn_of(target: &str, image: &Image) -> String {
+/// The key of the lock for a layer. Each image has a lock of its own, because the registry of an
+/// image that falsely claims the layer may never answer.
+fn lock_key(target: &str, image: &Image) -> String {
     format!("{target} {}", image.reference)
 }
 

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lazuli_sys::mmap::Map;
+use lazuli_sys::mmap::{FinishedFile, Map};
 use lazuli_testkit::{
     content::{self, Choices, Wrong},
     reading::{Access, LONG, Mode, PAYLOAD, Readable, Report, Task, now},
@@ -194,13 +194,10 @@ impl Reader<'_> {
     ) -> io::Result<(u64, Wrong)> {
         let opened = match self.open.entry(index) {
             std::collections::hash_map::Entry::Occupied(opened) => opened.into_mut(),
-            std::collections::hash_map::Entry::Vacant(vacant) => {
-                let opened = File::open(&file.path)?;
-                vacant.insert(match mode {
-                    Mode::Mmap => Opened::Map(Map::new(&opened)?),
-                    _ => Opened::File(opened),
-                })
-            }
+            std::collections::hash_map::Entry::Vacant(vacant) => vacant.insert(match mode {
+                Mode::Mmap => Opened::Map(Map::of(FinishedFile::open(&file.path)?)?),
+                _ => Opened::File(File::open(&file.path)?),
+            }),
         };
         let wrong = match opened {
             Opened::Map(map) => {

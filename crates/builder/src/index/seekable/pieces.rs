@@ -193,8 +193,8 @@ impl Pieces {
 }
 
 /// Maximum stored bytes fetched for `decoded` bytes; more may follow in the member or frame.
-/// Encoders store what they cannot compress with a few bytes more for each block. zstd gives
-/// nothing of a block, of up to 128 KiB, before all of it is there.
+/// Encoders add a few bytes to each block that does not compress. zstd decodes a block, of up to
+/// 128 KiB, only once it has all of it.
 fn longest(decoded: u64) -> u64 {
     const BLOCK_AND_HEADERS: u64 = 160 << 10;
     decoded.saturating_add(decoded / 8).saturating_add(BLOCK_AND_HEADERS)

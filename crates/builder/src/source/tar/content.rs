@@ -134,9 +134,9 @@ impl<R: Read> Archive<R> {
 
 /// The content of one member, see [`Archive::content`]. Ends after exactly the size of the entry.
 #[derive(Debug)]
-pub struct Content<'a, R>(pub(super) &'a mut Archive<R>);
+pub struct MemberContent<'a, R>(pub(super) &'a mut Archive<R>);
 
-impl<R: Read> Read for Content<'_, R> {
+impl<R: Read> Read for MemberContent<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let layout = &mut self.0.content;
         let mut step = layout.left.min(buffer.len() as u64);

@@ -10,7 +10,7 @@ mod sparse;
 
 use std::io::{self, Read};
 
-pub use self::content::Content;
+pub use self::content::MemberContent;
 pub(crate) use self::pax::check_xattr;
 use self::{
     content::Layout,
@@ -150,8 +150,8 @@ impl<R: Read> Archive<R> {
     }
 
     /// The content of the entry that [`Archive::next_entry`] gave last, holes as zeros.
-    pub fn content(&mut self) -> Content<'_, R> {
-        Content(self)
+    pub fn content(&mut self) -> MemberContent<'_, R> {
+        MemberContent(self)
     }
 
     /// Bytes read so far.

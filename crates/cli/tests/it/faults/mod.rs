@@ -11,10 +11,12 @@ mod tls;
 use std::{
     ops::RangeInclusive,
     panic::Location,
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
+use lazuli_sys::mmap::{FinishedFile, Map};
 use serde_json::json;
 
 use self::scene::{Scene, Seen};
@@ -149,7 +151,6 @@ impl Case {
 #[ignore = "no test: what a test starts"]
 fn mapping_reader() {
     let path = std::env::var_os("LAZULI_TEST_MAP").expect("LAZULI_TEST_MAP names a file");
-    let file = std::fs::File::open(path).unwrap();
-    let map = lazuli_sys::mmap::Map::new(&file).unwrap();
+    let map = Map::of(FinishedFile::open(Path::new(&path)).unwrap()).unwrap();
     assert!(map.as_ref() == scene::content(2));
 }

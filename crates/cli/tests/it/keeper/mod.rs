@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lazuli_sys::mmap::{FinishedFile, Map};
 use lazuli_testkit::{
     kernel::{Feature, require},
     listing, odd,
@@ -198,7 +199,8 @@ fn zeros_that_were_read_without_a_daemon_are_dropped() {
     node.file().read_exact_at(&mut seen, 0).unwrap();
     assert!(seen.iter().all(|byte| *byte == 0), "or there is nothing to forget");
     // A page that is mapped is not dropped as others are.
-    let map = lazuli_sys::mmap::Map::new(&node.file()).unwrap();
+    let file = FinishedFile::open(&node.mountpoint.join("a")).unwrap();
+    let map = Map::of(file).unwrap();
     assert_eq!(map[1 << 20], 0);
     let status = node.lazuli.mount_status(&node.mountpoint);
     if status["stale_pages"] == 0 {

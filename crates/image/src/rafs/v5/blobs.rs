@@ -17,14 +17,14 @@ use crate::{
 /// The blobs of an image with the chunks seen so far.
 pub(super) struct Blobs<'a> {
     tables: &'a Tables<'a>,
-    blobs: Vec<Chunks>,
+    blobs: Vec<BlobChunks>,
     /// The number of chunks of all blobs.
     count: u64,
 }
 
 /// Chunks of one blob in the order in which they were seen; a chunk's number is its position.
 #[derive(Default)]
-struct Chunks {
+struct BlobChunks {
     chunks: Vec<Chunk>,
     /// Numbers by first stored byte.
     known: HashMap<u64, u32>,
@@ -32,7 +32,7 @@ struct Chunks {
 
 impl<'a> Blobs<'a> {
     pub(super) fn new(tables: &'a Tables<'a>) -> Self {
-        let blobs = tables.blobs.iter().map(|_| Chunks::default()).collect();
+        let blobs = tables.blobs.iter().map(|_| BlobChunks::default()).collect();
         Blobs { tables, blobs, count: 0 }
     }
 
@@ -87,7 +87,7 @@ impl<'a> Blobs<'a> {
         let mut records = Vec::new();
         // New references by old ones: blob, then number.
         let mut places = Vec::new();
-        for (Chunks { chunks, .. }, entry) in self.blobs.into_iter().zip(&self.tables.blobs) {
+        for (BlobChunks { chunks, .. }, entry) in self.blobs.into_iter().zip(&self.tables.blobs) {
             let mut moved = vec![ChunkRef { blob: BlobIndex(0), number: 0 }; chunks.len()];
             if !chunks.is_empty() {
                 let blob = BlobIndex(records.len() as u8);

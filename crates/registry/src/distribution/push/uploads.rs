@@ -301,7 +301,7 @@ impl Upload<'_> {
         Ok(if closing.is_some() { Step::Done(Pushed::Uploaded(self.sent)) } else { Step::At(end) })
     }
 
-    /// Waits until more than `bytes` bytes of a blob that is being made are there, or all of it.
+    /// Waits until a growing blob has more than `bytes` bytes, or is complete.
     async fn grow(&mut self, bytes: u64) -> Result<(), RegistryError> {
         if let (Content::Growing(growing), None) = (&self.content, self.identity)
             && let Growth::Whole(digest, size) = growing.beyond(bytes).await?

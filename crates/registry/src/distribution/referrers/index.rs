@@ -13,20 +13,23 @@ use crate::manifest::{DOCUMENT_LIMIT, IMAGE_TYPES, INDEX_TYPES};
 
 /// An image index that keeps the fields of other writers unchanged.
 #[derive(Debug)]
-pub(crate) struct Index {
+pub(crate) struct ReferrerIndex {
     /// Everything but `manifests`.
     fields: BTreeMap<String, Box<RawValue>>,
     entries: Vec<Box<RawValue>>,
 }
 
-impl Index {
+impl ReferrerIndex {
     /// An empty list.
     pub(crate) fn empty() -> Self {
         let values =
             [("schemaVersion", to_raw_value(&2)), ("mediaType", to_raw_value(media_type::INDEX))];
         // Numbers and strings always are JSON.
         let field = |(name, value): (&str, Result<_, _>)| Some((name.to_owned(), value.ok()?));
-        Index { fields: values.into_iter().filter_map(field).collect(), entries: Vec::new() }
+        ReferrerIndex {
+            fields: values.into_iter().filter_map(field).collect(),
+            entries: Vec::new(),
+        }
     }
 
     /// Parses an index; the error is the problem. Entries may be of any kind.
@@ -39,7 +42,7 @@ impl Index {
         }
         let entries = fields.remove("manifests").ok_or("it has no `manifests`")?;
         let entries = Option::<Vec<Box<RawValue>>>::deserialize(&*entries).map_err(text)?;
-        Ok(Index { fields, entries: entries.unwrap_or_default() })
+        Ok(ReferrerIndex { fields, entries: entries.unwrap_or_default() })
     }
 
     /// The entries of one type, or of all, that may be manifests.
@@ -112,21 +115,21 @@ mod tests {
         let theirs = r#"{"odd" : 1.50e0, "digest":"sha512:00"}"#;
         let note = r#"{ "a" : "b" }"#;
         let raw = format!(r#"{{"schemaVersion":2,"manifests":[{theirs},7],"annotations":{note}}}"#);
-        let mut index = Index::parse(raw.as_bytes()).unwrap();
+        let mut index = ReferrerIndex::parse(raw.as_bytes()).unwrap();
         assert!(index.update(&entry("one"), None).unwrap());
         assert!(!index.update(&entry("one"), Some(&entry("one").digest)).unwrap());
         assert!(index.update(&entry("two"), Some(&entry("one").digest)).unwrap());
         assert!(!index.update(&entry("two"), Some(&entry("one").digest)).unwrap());
         let json = String::from_utf8(index.to_json().unwrap()).unwrap();
         assert!(json.contains(theirs) && json.contains(note) && json.contains(",7,"), "{json}");
-        let again = Index::parse(json.as_bytes()).unwrap();
+        let again = ReferrerIndex::parse(json.as_bytes()).unwrap();
         assert_eq!(again.of_type(Some("application/x")), [entry("two")]);
         assert!(again.of_type(Some("application/y")).is_empty());
     }
 
     #[test]
     fn entries_that_can_be_no_manifest_are_left_out() {
-        let mut index = Index::empty();
+        let mut index = ReferrerIndex::empty();
         let false_entries = [
             Descriptor { size: u64::MAX, ..entry("big") },
             Descriptor { media_type: media_type::LAYER_GZIP.to_owned(), ..entry("layer") },
@@ -136,7 +139,7 @@ mod tests {
             index.update(entry, None).unwrap();
         }
         index.update(&entry("good"), None).unwrap();
-        let index = Index::parse(&index.to_json().unwrap()).unwrap();
+        let index = ReferrerIndex::parse(&index.to_json().unwrap()).unwrap();
         assert_eq!(index.of_type(Some("application/x")), [entry("good")]);
     }
 
@@ -150,8 +153,8 @@ mod tests {
             r#"{"schemaVersion":2}"#,
             r#"{"schemaVersion":2,"manifests":{}}"#,
         ] {
-            assert!(Index::parse(bad.as_bytes()).is_err(), "{bad}");
+            assert!(ReferrerIndex::parse(bad.as_bytes()).is_err(), "{bad}");
         }
-        assert!(Index::parse(br#"{"schemaVersion":2,"manifests":null}"#).is_ok());
+        assert!(ReferrerIndex::parse(br#"{"schemaVersion":2,"manifests":null}"#).is_ok());
     }
 }

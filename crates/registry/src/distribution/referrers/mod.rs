@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-pub(crate) use index::Index;
+pub(crate) use index::ReferrerIndex;
 pub(crate) use push::{Referrer, enlist, push};
 
 /// Maximum number of pages read from a list. Registries that page put hundreds of entries on a
@@ -110,7 +110,7 @@ async fn listed(
 
 /// One page of a list.
 struct Page {
-    index: Index,
+    index: ReferrerIndex,
     /// Its size in bytes.
     size: u64,
     next: Option<Url>,
@@ -129,7 +129,7 @@ async fn page(
     let links = response.headers().get_all(LINK).iter().filter_map(|value| value.to_str().ok());
     let next = links.filter_map(next_link).find_map(|link| client.page(&response, link));
     let raw = read_bounded(response, limit, &client.place, object).await?;
-    let index = Index::parse(&raw)
+    let index = ReferrerIndex::parse(&raw)
         .map_err(|problem| RegistryError::malformed(&client.place, object, problem))?;
     Ok(Page { index, size: raw.len() as u64, next })
 }
@@ -156,7 +156,7 @@ async fn tagged(
     client: &Client,
     subject: &Digest,
     scope: &str,
-) -> Result<Option<Index>, RegistryError> {
+) -> Result<Option<ReferrerIndex>, RegistryError> {
     let tag = tag(subject);
     let object = format!("the list of referrers {tag}");
     let url = client.url(&format!("manifests/{tag}"))?;
@@ -172,7 +172,7 @@ async fn tagged(
         return Err(malformed(format!("it is `{found}`, expected `{}`", media_type::INDEX)));
     }
     let raw = read_bounded(response, DOCUMENT_LIMIT, &client.place, &object).await?;
-    Index::parse(&raw).map(Some).map_err(malformed)
+    ReferrerIndex::parse(&raw).map(Some).map_err(malformed)
 }
 
 fn get<'a>(url: Url, scope: &'a str, object: &'a str) -> Call<'a> {

@@ -10,7 +10,7 @@ use lazuli_image::{
 use reqwest::{Method, header::HeaderMap};
 use serde::Serialize;
 
-use super::{Index, listed, tag, tagged};
+use super::{ReferrerIndex, listed, tag, tagged};
 use crate::{
     distribution::push,
     error::RegistryError,
@@ -130,7 +130,7 @@ async fn list(
     let object = format!("the list of referrers {tag}");
     let scope = client.scope("pull,push");
     for _ in 0..RACE_LIMIT {
-        let mut index = tagged(client, subject, &scope).await?.unwrap_or_else(Index::empty);
+        let mut index = tagged(client, subject, &scope).await?.unwrap_or_else(ReferrerIndex::empty);
         let mut changed = false;
         for entry in entries {
             changed |= index.update(entry, replaces).map_err(|error| {

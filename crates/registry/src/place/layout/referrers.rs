@@ -11,7 +11,7 @@ use lazuli_image::{
 
 use super::{Layout, files::write_whole, index_json::REF_NAME};
 use crate::{
-    distribution::referrers::{Index, tag},
+    distribution::referrers::{ReferrerIndex, tag},
     error::RegistryError,
     manifest::DOCUMENT_LIMIT,
     name::Selector,
@@ -19,25 +19,26 @@ use crate::{
 
 impl Layout {
     /// The list of referrers of `subject`.
-    pub(super) fn list_of(&self, subject: &Digest) -> Result<Index, RegistryError> {
+    pub(super) fn list_of(&self, subject: &Digest) -> Result<ReferrerIndex, RegistryError> {
         let malformed =
             |object: &str, problem| RegistryError::malformed(&self.place(), object, problem);
         let raw = match self.read_bounded(&self.index_path(), "index.json") {
-            Err(RegistryError::Missing { .. }) => return Ok(Index::empty()),
+            Err(RegistryError::Missing { .. }) => return Ok(ReferrerIndex::empty()),
             raw => raw?,
         };
-        let index = Index::parse(&raw).map_err(|problem| malformed("index.json", problem))?;
+        let index =
+            ReferrerIndex::parse(&raw).map_err(|problem| malformed("index.json", problem))?;
         let tag = tag(subject);
         let named = |entry: &Descriptor| entry.annotations.get(REF_NAME) == Some(&tag);
         let Some(list) = index.descriptors().map(|(_, entry)| entry).find(named) else {
-            return Ok(Index::empty());
+            return Ok(ReferrerIndex::empty());
         };
         let object = format!("the list of referrers {tag}");
         let raw = self.read_bounded(&self.blob_path(&list.digest), &object)?;
         if !list.digest.matches(&raw) {
             return Err(malformed(&object, format!("it is not what {} names", list.digest)));
         }
-        Index::parse(&raw).map_err(|problem| malformed(&object, problem))
+        ReferrerIndex::parse(&raw).map_err(|problem| malformed(&object, problem))
     }
 
     /// Adds the pushed manifest to the list of referrers of `subject`.

@@ -4,7 +4,11 @@
 
 use std::{cell::RefCell, sync::Arc};
 
-use lazuli_image::{Chunk, Stored, codec::Decoder};
+use lazuli_image::{
+    Chunk, Stored,
+    codec::Decoder,
+    units::{self, UnitChunks},
+};
 
 use super::{super::single_flight::Lease, CachedBlob};
 use crate::{error::ReadError, sharing::workers::Priority, source::race::Answer};
@@ -53,21 +57,11 @@ fn accept(blob: &Arc<CachedBlob>, at: usize, unit: &[u8]) -> Result<(), ReadErro
 }
 
 /// Groups chunks by the unit that they are decoded from.
-pub(super) fn units(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> {
-    let mut units: Vec<Vec<Lease>> = Vec::new();
-    for lease in leases {
-        let chunk = blob.chunk(lease.chunk());
-        match units.last_mut() {
-            Some(unit) if chunk.shares_unit(blob.chunk(unit[0].chunk())) => unit.push(lease),
-            _ => units.push(vec![lease]),
-        }
-    }
-    units
-}
-
-/// The chunk of a unit for which all others are decoded as well.
-fn furthest<'a>(blob: &'a CachedBlob, unit: &[Lease]) -> Option<&'a Chunk> {
-    unit.iter().map(|lease| blob.chunk(lease.chunk())).max_by_key(|chunk| chunk.unit_size())
+pub(super) fn units(
+    blob: &CachedBlob,
+    leases: Vec<Lease>,
+) -> impl Iterator<Item = UnitChunks<Lease>> {
+    units::units(leases, |lease| blob.chunk(lease.chunk()))
 }
 
 /// Cuts work on chunks into jobs for one worker each.
@@ -76,16 +70,19 @@ pub(super) fn jobs(blob: &CachedBlob, leases: Vec<Lease>) -> Vec<Vec<Lease>> {
 }
 
 /// Puts units together to jobs for one worker each.
-pub(super) fn large(blob: &CachedBlob, units: Vec<Vec<Lease>>) -> Vec<Vec<Lease>> {
+pub(super) fn large(
+    blob: &CachedBlob,
+    units: impl IntoIterator<Item = UnitChunks<Lease>>,
+) -> Vec<Vec<Lease>> {
     let mut jobs: Vec<Vec<Lease>> = Vec::new();
     let mut size = JOB;
     for unit in units {
-        let decoded = furthest(blob, &unit).map_or(0, |chunk| chunk.unit_size().into());
+        let decoded = u64::from(blob.chunk(unit.furthest().chunk()).unit_size());
         match jobs.last_mut() {
-            Some(job) if size + decoded <= JOB => job.extend(unit),
+            Some(job) if size + decoded <= JOB => job.extend(unit.into_chunks()),
             _ => {
                 size = 0;
-                jobs.push(unit);
+                jobs.push(unit.into_chunks());
             }
         }
         size += decoded;
@@ -109,11 +106,11 @@ pub(super) async fn commit(
     let accept_all = move || {
         let (mut committed, mut buffer) = (Committed::default(), Vec::new());
         for unit in units(&worker, leases) {
-            let Some(chunk) = furthest(&worker, &unit) else { continue };
+            let chunk = worker.chunk(unit.furthest().chunk());
             let at = (chunk.stored.0 - start.0) as usize;
             let bytes = &from.bytes[at..at + chunk.stored_size as usize];
             let decoded = decode(&worker, chunk, bytes, &mut buffer);
-            for lease in unit {
+            for lease in unit.into_chunks() {
                 let accepted = |decoded: &&[u8]| accept(&worker, lease.chunk(), decoded);
                 match decoded.as_ref().map_err(Clone::clone).and_then(accepted) {
                     Err(error @ ReadError::Corrupt { .. }) => committed.wrong.push((lease, error)),

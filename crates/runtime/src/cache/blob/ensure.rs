@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use lazuli_image::Decoded;
+use lazuli_image::{Decoded, plan::Planner};
 use tokio::time::Instant;
 
 use super::{
@@ -22,7 +22,7 @@ use super::{
     prefetch::Ahead,
     transfer::{self, Transfer},
 };
-use crate::{error::ReadError, request_sizes::PLANNER, sharing::workers::Priority};
+use crate::{error::ReadError, sharing::workers::Priority};
 
 /// The work to do for a reader.
 #[derive(Default)]
@@ -142,7 +142,7 @@ impl CachedBlob {
         let is_missing = |at: usize| residency.is_missing(at);
         if let Some(first) = wanted.clone().find(|at| is_missing(*at)) {
             let amplify = self.settings.amplify;
-            let wide = PLANNER.neighbours(chunks, wanted.clone(), amplify, is_missing);
+            let wide = Planner::NODE.neighbours(chunks, wanted.clone(), amplify, is_missing);
             missing.extend(wide.clone().filter(|at| is_missing(*at)));
             if amplify > 0 {
                 let bytes = missing.iter().map(|at| chunks[*at].stored_share()).sum();
@@ -153,7 +153,7 @@ impl CachedBlob {
         let mut start = |at: &usize| residency.start(*at, priority(at));
         work.checks.extend(suspects.iter().map(&mut start));
         work.copies.extend(self.take_from_other_blobs(&mut missing).iter().map(&mut start));
-        for request in PLANNER.requests(missing.iter().map(|at| &chunks[*at])) {
+        for request in Planner::NODE.requests(missing.iter().map(|at| &chunks[*at])) {
             let leases = missing[request].iter().map(&mut start).collect();
             work.transfers.push(Transfer::on_demand(self, leases, deadline));
         }

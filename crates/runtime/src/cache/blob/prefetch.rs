@@ -2,7 +2,10 @@
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
-use lazuli_image::{Chunk, Decoded, Stored, plan::whole_units};
+use lazuli_image::{
+    Chunk, Decoded, Stored,
+    plan::{Planner, whole_units},
+};
 use tokio::{task::JoinHandle, time::Instant};
 
 use super::{
@@ -11,7 +14,7 @@ use super::{
 };
 use crate::{
     error::ReadError,
-    request_sizes::{FIRST_NEEDED, LEAST_PART, PLANNER},
+    request_sizes::{FIRST_NEEDED, LEAST_PART},
     sharing::workers::Priority,
     source::early::{Early, EarlyBytes},
 };
@@ -76,7 +79,7 @@ impl CachedBlob {
             }
             let mut start = |at: usize| residency.start(at, Priority::Background);
             copies = in_other_blobs.into_iter().map(&mut start).collect();
-            for request in PLANNER.requests(missing.iter().map(|at| &all[*at])) {
+            for request in Planner::NODE.requests(missing.iter().map(|at| &all[*at])) {
                 let leases = missing[request].iter().copied().map(&mut start).collect();
                 let held = |range: &Range<Stored>| ahead.bytes(self, range);
                 transfers.push(Transfer::ahead(self, leases, deadline, part, held));

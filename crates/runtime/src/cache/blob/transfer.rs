@@ -8,7 +8,7 @@
 use std::{error::Error as _, ops::Range, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use lazuli_image::{Stored, plan::stored_range};
+use lazuli_image::{Stored, plan::stored_range, units::UnitChunks};
 use tokio::time::Instant;
 
 use super::{
@@ -97,8 +97,9 @@ pub(super) async fn run(blob: Arc<CachedBlob>, transfer: Transfer) -> Result<(),
     drop(claim);
     // Chunks that readers wait for are committed first, each unit in its own job; the others follow
     // in larger jobs.
-    let (mut jobs, extra): (Vec<_>, Vec<_>) =
-        units(&blob, leases).into_iter().partition(|unit| unit.iter().any(Lease::is_wanted));
+    let (jobs, extra): (Vec<_>, Vec<_>) =
+        units(&blob, leases).partition(|unit| unit.chunks().iter().any(Lease::is_wanted));
+    let mut jobs: Vec<_> = jobs.into_iter().map(UnitChunks::into_chunks).collect();
     // Evaluate once per lease: readers may join at any time.
     jobs.iter_mut().for_each(|unit| unit.sort_by_cached_key(|lease| !lease.is_wanted()));
     jobs.extend(large(&blob, extra));

@@ -109,8 +109,13 @@ impl Images {
             let _lock = node.fetch_locks.lock(&image).await;
             let _pin = node.pins.pin(&images, manifest.digest);
             let seekable = SeekableLayers::Ordinary;
-            let fetch =
-                StoredImage::fetch_admitted(&repository, &manifest, &images, seekable, admission);
+            let fetch = StoredImage::fetch_admitted(
+                repository.clone(),
+                &manifest,
+                &images,
+                seekable,
+                admission,
+            );
             if let Err(error) = fetch.await {
                 tracing::debug!(error = error.for_people(), "fetched again when it is mounted");
             }

@@ -107,7 +107,7 @@ impl Node {
         let admission = self.admit_resolved(&request, &resolved);
         let seekable = options.indexes.seekable_layers(&name);
         let fetch =
-            StoredImage::fetch_admitted(&repository, manifest, &images, seekable, admission);
+            StoredImage::fetch_admitted(repository.clone(), manifest, &images, seekable, admission);
         let (stored, _, verified) = fetch.await?;
         stored.must_be_whole(repository.describe())?;
         let directory = stored.directory.clone();

@@ -62,7 +62,8 @@ impl Images {
         let admission = async { Ok::<_, DaemonError>(self.0.gate.admit(question).await?) };
         let images = self.0.root.join("images");
         let seekable = SeekableLayers::Ordinary;
-        StoredImage::fetch_admitted(&repository, manifest, &images, seekable, admission).await?;
+        StoredImage::fetch_admitted(repository.clone(), manifest, &images, seekable, admission)
+            .await?;
         Ok(())
     }
 }

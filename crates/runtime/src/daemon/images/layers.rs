@@ -82,7 +82,8 @@ impl Images {
         let manifest = repository.manifest(None).await?;
         expect(&manifest, &name, &digest)?;
         let _pin = self.0.pins.pin(&images, digest);
-        chain::fetched(&repository, &manifest, &images, self.0.admit(request, &manifest)).await
+        chain::fetched(repository.clone(), &manifest, &images, self.0.admit(request, &manifest))
+            .await
     }
 }
 

@@ -110,8 +110,14 @@ impl Node {
                 let _lock = self.fetch_locks.lock(&request.image).await;
                 let admission = self.admit_resolved(&request, &resolved);
                 let seekable = options.indexes.seekable_layers(&name);
-                StoredImage::fetch_admitted(&repository, manifest, &images, seekable, admission)
-                    .await
+                StoredImage::fetch_admitted(
+                    repository.clone(),
+                    manifest,
+                    &images,
+                    seekable,
+                    admission,
+                )
+                .await
             };
             let (fetched, known) = tokio::join!(fetch, look_up);
             let (stored, fetched, verified) = fetched?;

@@ -13,7 +13,9 @@ use lazuli_image::{
     oci::{layer_index_tag, media_type},
 };
 use lazuli_policy::{LayerDigests, SignedIndex, SignedLayer, StatedLayer};
-use lazuli_registry::{Document, ImageName, IndexTrust, Manifest, Options, Parsed, Repository};
+use lazuli_registry::{
+    Document, ImageName, IndexTrust, Manifest, Options, Parsed, Pull, Repository,
+};
 
 use super::{
     state::{Ordinaries, Ordinary},
@@ -43,7 +45,7 @@ pub(super) struct VouchedLayer {
     /// Bytes of the index.
     pub(super) size: u64,
     /// The repository that has it.
-    pub(super) repository: Arc<dyn Repository>,
+    pub(super) repository: Arc<dyn Pull>,
 }
 
 /// Everything that is stated of an image's layers.
@@ -139,7 +141,7 @@ impl Ordinaries {
         image: &Ordinary,
         indexes: &ImageName,
         layer: LayerDigests,
-        repository: &dyn Repository,
+        repository: &dyn Pull,
     ) -> Option<(Manifest, StatedLayer)> {
         let key = (image.asked.to_string(), layer);
         let unknown = &self.unknown;

@@ -59,10 +59,10 @@ impl ImageRoute {
 }
 
 /// The servers that have the image, in the order in which they are to be asked.
-fn servers(repository: &Arc<dyn Repository>) -> Vec<Arc<dyn Pull>> {
+fn servers(repository: Arc<dyn Pull>) -> Vec<Arc<dyn Pull>> {
     let servers = repository.clone().places();
     // The repository's own error then reports that no server may be asked.
-    if servers.is_empty() { vec![repository.clone()] } else { servers }
+    if servers.is_empty() { vec![repository] } else { servers }
 }
 
 /// The routes to one image.
@@ -81,7 +81,7 @@ struct KnownRoute {
 type Sources = Vec<Arc<dyn BlobSource>>;
 
 /// For each of `blobs` one source per server of `repository` that suits it.
-fn sources(repository: &Arc<dyn Repository>, blobs: &[Blob]) -> Vec<Sources> {
+fn sources(repository: Arc<dyn Pull>, blobs: &[Blob]) -> Vec<Sources> {
     let servers = servers(repository);
     let of_blob = |blob: &Blob| {
         let source = |server: &Arc<dyn Pull>| {
@@ -139,7 +139,7 @@ impl ImageRoutes {
             }
         }
         let sources = match (route.open(), known) {
-            (Ok(repository), _) => sources(&repository, blobs),
+            (Ok(repository), _) => sources(repository, blobs),
             (Err(error), Some(known)) => {
                 if known.route.route != route.route {
                     tracing::warn!(image = name, %error, "the image is fetched as before");

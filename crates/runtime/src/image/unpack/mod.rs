@@ -6,9 +6,8 @@ mod headers;
 mod meta;
 
 use std::{
-    fs::{self, File},
-    io::{self, BufRead, BufReader, BufWriter, IntoInnerError, Read},
-    os::unix::fs::FileExt as _,
+    fs,
+    io::{self, BufRead, BufReader, Read},
     path::{Path, PathBuf},
 };
 
@@ -21,7 +20,7 @@ use lazuli_image::{
         v5,
     },
 };
-use lazuli_sys::mmap::Map;
+use lazuli_sys::mmap::{FinishedFile, Map};
 
 pub use self::error::UnpackError;
 use self::{
@@ -77,11 +76,15 @@ impl Unpacked {
         let Unpacked { path, mut bootstrap, mut reservation, tables, .. } = self;
         if !bootstrap.unplaced().is_empty() {
             let placed = rafs::place(bootstrap.bytes(), &tables).map_err(UnpackError::Format)?;
-            drop((bootstrap, reservation));
             let Placed { at, table, points } = placed;
-            File::options().write(true).open(&path)?.write_all_at(&table, at)?;
+            let (before, rest) = bootstrap.bytes().split_at(at as usize);
+            let content = before.chain(&table[..]).chain(&rest[table.len()..]);
+            // The old file remains mapped.
+            fs::remove_file(&path)?;
+            let file = FinishedFile::create(&path, BufReader::with_capacity(PIECE, content))?;
+            drop((bootstrap, reservation));
             point_files::write(&path, &points)?;
-            (bootstrap, reservation) = open(&path)?.map_err(UnpackError::Format)?;
+            (bootstrap, reservation) = open(file, &path)?.map_err(UnpackError::Format)?;
         }
         let attached = point_files::attach(&path, &mut bootstrap);
         attached.map_err(|unusable| UnpackError::Io(unusable.problem))?;
@@ -183,17 +186,15 @@ fn search_tar(
         if entry.size() > BOOTSTRAP_LIMIT {
             return Err(UnpackError::TooLarge(entry.size()));
         }
-        let mut file = BufWriter::with_capacity(PIECE, File::create_new(to)?);
-        io::copy(&mut entry, &mut file)?;
-        file.into_inner().map_err(IntoInnerError::into_error)?;
-        bootstrap = Some(open(to)?);
+        let file = FinishedFile::create(to, BufReader::with_capacity(PIECE, entry))?;
+        bootstrap = Some(open(file, to)?);
     }
     Ok(bootstrap)
 }
 
-/// Opens the bootstrap in the file `path`, after translating it from RAFS v5 if necessary.
-fn open(path: &Path) -> Result<Opened, UnpackError> {
-    let map = Map::new(&File::open(path)?)?;
+/// Opens a bootstrap. One of RAFS v5 is replaced with its translation, at `path`.
+fn open(file: FinishedFile, path: &Path) -> Result<Opened, UnpackError> {
+    let map = Map::of(file)?;
     if !v5::is_v5(map.as_ref()) {
         // Only a bootstrap translated here may lack the tables of v6.
         let own = |opened: (Bootstrap<Map>, Reservation)| match opened.0.origin() {
@@ -207,13 +208,13 @@ fn open(path: &Path) -> Result<Opened, UnpackError> {
         Err(error) => return Ok(Err(error)),
     };
     drop(map);
-    fs::write(path, translated)?;
-    parse(Map::new(&File::open(path)?)?)
+    fs::remove_file(path)?;
+    parse(Map::of(FinishedFile::create(path, &translated[..])?)?)
 }
 
-/// Opens the bootstrap in the file `path`, which was made on this node.
-pub(super) fn open_own(path: &Path) -> Result<(Bootstrap<Map>, Reservation), UnpackError> {
-    parse(Map::new(&File::open(path)?)?)?.map_err(UnpackError::Format)
+/// Opens a bootstrap that was made on this node.
+pub(super) fn open_own(file: FinishedFile) -> Result<(Bootstrap<Map>, Reservation), UnpackError> {
+    parse(Map::of(file)?)?.map_err(UnpackError::Format)
 }
 
 /// Reads the tables, if there is room for them.

@@ -2,8 +2,8 @@
 //!
 //! Its state has parts, each with its own lock and file: which chunks are present ([`residency`]),
 //! the files on disk ([`file`]), the kernel's events ([`guard`]), and where bytes come from
-//! ([`Sources`]). What touches one part is a method of it; each operation on several parts has a file
-//! of its own.
+//! ([`Sources`]). A method of one part is in the part's file; each operation on several parts has a
+//! file of its own.
 
 mod commit;
 mod copy;

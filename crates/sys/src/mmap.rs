@@ -28,7 +28,8 @@ impl FinishedFile {
     /// Writes the new file `path`, which nobody may write to again.
     ///
     /// # Errors
-    /// The file exists, or `content` cannot be read.
+    /// The file exists, `content` cannot be read, or the file cannot be written, which leaves a part
+    /// of it.
     pub fn create(path: &Path, mut content: impl Read) -> io::Result<Self> {
         // The mode is for later opens: this descriptor can write.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o444).open(path)?;
@@ -38,7 +39,8 @@ impl FinishedFile {
     }
 
     /// Opens a file that is finished already: on a read-only file system, or written by `create` or
-    /// by a version of this program that left the mode as it was.
+    /// by a version of this program that left the mode as it was. No file that this program changes
+    /// may be opened so.
     pub fn open(path: &Path) -> io::Result<Self> {
         Ok(FinishedFile(File::open(path)?))
     }

@@ -20,7 +20,7 @@ use super::{
     directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, DIFF_ID, MANIFEST, write},
     error::ImageError,
     fetched::Fetched,
-    seekable,
+    point_files, seekable,
     tables::{self, Tables},
     unpack::{self, UnpackError, blocking},
 };
@@ -161,12 +161,12 @@ pub(super) async fn find_bootstrap(
             place = place.describe(),
             "fetching the bootstrap from another place"
         );
-        match fs::remove_file(path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                return Err(ImageError::Io { path: path.to_owned(), source });
-            }
-            _ => {}
-        }
+        let removed = match fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        };
+        let removed = removed.and_then(|()| point_files::remove(path));
+        removed.map_err(|source| ImageError::Io { path: path.to_owned(), source })?;
         // Request its tables as well, unless it has none.
         let order = [&places[at..], &places[..at]].concat();
         let begun = begin(&**place, layer).await;

@@ -48,6 +48,13 @@ pub(super) fn write(bootstrap: &Path, points: &[(BlobIndex, Points)]) -> io::Res
     })
 }
 
+/// Removes the points beside a bootstrap that was not finished.
+pub(super) fn remove(bootstrap: &Path) -> io::Result<()> {
+    let Some(directory) = bootstrap.parent() else { return Ok(()) };
+    let own = |path: &PathBuf| path.with_extension("") == bootstrap;
+    found(directory)?.into_iter().filter(own).try_for_each(fs::remove_file)
+}
+
 /// Attaches the points of its layers to `image`, whose bootstrap is in the file `bootstrap`.
 pub(super) fn attach<B: AsRef<[u8]>>(
     bootstrap: &Path,
@@ -70,4 +77,22 @@ fn layers<B: AsRef<[u8]>>(image: &Bootstrap<B>) -> impl Iterator<Item = BlobInde
     let has_points =
         |(blob, tail): (&Blob, &TailInfo)| blob.codec == Codec::Gzip && tail.features & ZRAN != 0;
     blobs.filter(move |(blob, _)| has_points(*blob)).map(|(_, index)| BlobIndex(index))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_points_of_this_bootstrap_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let bootstrap = directory.path().join("bootstrap");
+        for name in ["bootstrap", "bootstrap.points-0", "bootstrap.points-12", "other.points-0"] {
+            fs::write(directory.path().join(name), name).unwrap();
+        }
+        remove(&bootstrap).unwrap();
+        let left = found(directory.path()).unwrap();
+        assert_eq!(left, [directory.path().join("other.points-0")]);
+        assert!(bootstrap.exists());
+    }
 }

@@ -1,5 +1,4 @@
-//! Fetches chunk tables that don't come with the bootstrap. For an unconverted layer, they are in
-//! its index, a blob of the manifest.
+//! Fetches chunk tables that don't come with the bootstrap.
 //!
 //! For an unconverted layer they are in its index, a blob of the manifest.
 //!

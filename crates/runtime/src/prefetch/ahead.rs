@@ -83,17 +83,17 @@ impl Pace {
     }
 }
 
-/// The shortest time that a request took: about a round trip.
+/// About a round trip: the shortest time that a request took.
 #[derive(Clone, Debug)]
-pub(super) struct Shortest(Arc<AtomicU64>);
+pub(super) struct RoundTrip(Arc<AtomicU64>);
 
-impl Default for Shortest {
+impl Default for RoundTrip {
     fn default() -> Self {
-        Shortest(Arc::new(AtomicU64::new(u64::MAX)))
+        RoundTrip(Arc::new(AtomicU64::new(u64::MAX)))
     }
 }
 
-impl Shortest {
+impl RoundTrip {
     fn add(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.0.fetch_min(nanos, Ordering::Relaxed);
@@ -133,13 +133,13 @@ pub(super) struct Gauge<'a> {
     arrived: u64,
     /// Bytes per second when the pace was last changed.
     rate: f64,
-    shortest: Shortest,
+    round_trip: RoundTrip,
 }
 
 impl<'a> Gauge<'a> {
     pub(super) fn new(pace: &'a Pace) -> Self {
-        let shortest = Shortest::default();
-        Gauge { pace, since: Instant::now(), arrived: 0, rate: 0.0, shortest }
+        let round_trip = RoundTrip::default();
+        Gauge { pace, since: Instant::now(), arrived: 0, rate: 0.0, round_trip }
     }
 
     /// Continues where the last transfer at this pace ended: many small transfers count as one
@@ -148,8 +148,8 @@ impl<'a> Gauge<'a> {
         Gauge { rate: f64::from_bits(pace.rate.load(Ordering::Relaxed)), ..Gauge::new(pace) }
     }
 
-    pub(super) fn shortest(&self) -> Shortest {
-        self.shortest.clone()
+    pub(super) fn round_trip(&self) -> RoundTrip {
+        self.round_trip.clone()
     }
 
     /// Bytes arrived while the link was kept busy.
@@ -224,7 +224,7 @@ pub(super) async fn fetch_by(
             bytes_under_way -= bytes;
             // Chunks that are copied from other blobs cost no request.
             if bytes > 0 {
-                gauge.shortest.add(took);
+                gauge.round_trip.add(took);
             }
             if is_beside {
                 gauge.pause()
@@ -340,16 +340,16 @@ mod tests {
         let pace = Pace::from(256 << 10);
         pace.bytes.store(MOST, Ordering::Relaxed);
         let filled_by = |millis| {
-            let shortest = Shortest::default();
-            shortest.add(Duration::from_millis(1000));
-            shortest.add(Duration::from_millis(millis));
-            shortest.filled_by(&pace)
+            let round_trip = RoundTrip::default();
+            round_trip.add(Duration::from_millis(1000));
+            round_trip.add(Duration::from_millis(millis));
+            round_trip.filled_by(&pace)
         };
         assert_eq!(filled_by(20), MOST, "nothing was measured");
         pace.rate.store(100e6_f64.to_bits(), Ordering::Relaxed);
         assert_eq!(filled_by(20), 2_000_000);
         assert_eq!(filled_by(1), 256 << 10);
         assert_eq!(filled_by(500), MOST);
-        assert_eq!(Shortest::default().filled_by(&pace), MOST, "no request has ended");
+        assert_eq!(RoundTrip::default().filled_by(&pace), MOST, "no request has ended");
     }
 }

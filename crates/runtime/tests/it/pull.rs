@@ -89,6 +89,12 @@ impl Pushed {
     }
 }
 
+/// Replaces a file that denies writing.
+fn overwrite(path: &Path, content: &str) {
+    std::fs::remove_file(path).unwrap();
+    std::fs::write(path, content).unwrap();
+}
+
 /// Every image may run.
 async fn admitted() -> Result<(), ImageError> {
     Ok(())
@@ -202,7 +208,7 @@ async fn chain_ids_are_those_of_the_unpacked_layers() {
     for damage in [None, Some(""), Some("sha256:0"), Some("not a digest")] {
         let noted = images.join(pushed.digest.hex()).join("layer.diff-id");
         match damage {
-            Some(text) => std::fs::write(&noted, text).unwrap(),
+            Some(text) => overwrite(&noted, text),
             None => std::fs::remove_file(&noted).unwrap(),
         }
         assert_eq!(chain::stored(images, &pushed.digest), None);
@@ -261,7 +267,7 @@ async fn nothing_of_an_image_is_kept_that_is_not_admitted() {
     assert_eq!(std::fs::read_dir(images).unwrap().count(), 0);
     // A present image is not read again.
     pull(&repository, images).await.unwrap();
-    std::fs::write(images.join(manifest.digest.hex()).join("bootstrap"), "damaged").unwrap();
+    overwrite(&images.join(manifest.digest.hex()).join("bootstrap"), "damaged");
     let refused = async { Err::<(), _>(ImageError::NotLazy { image: "refused".to_owned() }) };
     let fetched = StoredImage::fetch_admitted(
         repository.clone(),

@@ -111,8 +111,8 @@ pub(super) async fn commit(
             let bytes = &from.bytes[at..at + chunk.stored_size as usize];
             let decoded = decode(&worker, chunk, bytes, &mut buffer);
             for lease in unit.into_chunks() {
-                let accepted = |decoded: &&[u8]| accept(&worker, lease.chunk(), decoded);
-                match decoded.as_ref().map_err(Clone::clone).and_then(accepted) {
+                let accept_it = |decoded: &&[u8]| accept(&worker, lease.chunk(), decoded);
+                match decoded.as_ref().map_err(Clone::clone).and_then(accept_it) {
                     Err(error @ ReadError::Corrupt { .. }) => committed.wrong.push((lease, error)),
                     result => {
                         from.source.was_right();
@@ -134,10 +134,10 @@ pub(super) async fn commit_one(
     answer: Answer,
 ) -> Result<(), ReadError> {
     let worker = blob.clone();
-    let accepted = move || {
+    let decode_and_accept = move || {
         let mut buffer = Vec::new();
         let decoded = decode(&worker, worker.chunk(at), &answer.bytes, &mut buffer)?;
         accept(&worker, at, decoded)
     };
-    blob.run(Priority::Reader, accepted).await
+    blob.run(Priority::Reader, decode_and_accept).await
 }

@@ -1,4 +1,5 @@
-//! Work without a reader: whole images, scrubs, and what removed images leave.
+//! Work without a reader: whole images, cached chunks of others, scrubs, and what removed
+//! images leave.
 
 pub(super) mod leftovers;
 pub(super) mod prefetch;

@@ -13,8 +13,7 @@ use super::{latest_failures::LatestFailures, occupied::Counted};
 use crate::daemon::api::{MirrorStatus, SnapshotStatus, SnapshotsStatus};
 
 /// Reports the purposes of mounts, see
-/// [`Images::explained_by`](crate::daemon::Images::explained_by).
-/// Blocks while it reads.
+/// [`Images::explained_by`](crate::daemon::Images::explained_by). Blocks while it reads.
 pub type Explain = dyn Fn() -> (SnapshotsStatus, HashMap<PathBuf, SnapshotStatus>) + Send + Sync;
 
 /// Reports the mirror's activity.

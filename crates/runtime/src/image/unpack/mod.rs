@@ -238,6 +238,7 @@ pub(crate) mod fuzz {
             let _ = unpacked.open();
         }
         let _ = std::fs::remove_file(path);
+        let _ = super::point_files::remove(path);
     }
 }
 

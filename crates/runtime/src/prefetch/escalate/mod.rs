@@ -11,7 +11,7 @@
 //! misses, and four times when the whole image is in scope: while a start keeps missing, the link
 //! is busy, and soon after misses stop, so does escalation. If what was bought spared the start
 //! fewer round trips than its transfer took, a miss buys only what arrives while its reader waits.
-//! A start may have [`Settings::escalate_bytes`](super::Settings::escalate_bytes) of bytes.
+//! A start may spend [`Settings::escalate_bytes`](super::Settings::escalate_bytes).
 
 mod files;
 mod miss_listener;
@@ -35,7 +35,7 @@ use self::{
 };
 use super::{
     Image, Prefetcher,
-    ahead::{self, ChunkAt, Gauge, Pace, Purpose, Shortest},
+    ahead::{self, ChunkAt, Gauge, Pace, Purpose, RoundTrip},
     turn,
 };
 use crate::cache::CachedBlob;
@@ -130,12 +130,12 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
         escalation,
         begun,
         ranking,
-        shortest: gauge.shortest(),
+        round_trip: gauge.round_trip(),
         left,
-        spent: 0,
+        credit: 0,
+        spent: Vec::new(),
         unread: HashSet::new(),
         spared: 0,
-        credit: 0,
         order: Vec::new(),
         place: 0,
         ordered: None,
@@ -183,15 +183,15 @@ struct Start<'a> {
     escalation: &'a Escalation,
     begun: Instant,
     ranking: Ranking,
-    /// Of its requests.
-    shortest: Shortest,
+    round_trip: RoundTrip,
     /// Bytes that it may have yet, and that its misses have bought.
     left: u64,
-    spent: u64,
-    /// Chunks that it has fetched and that were not read yet, and the number of those that were.
+    credit: u64,
+    /// Bytes that it has had of each blob, the chunks among them that were not read yet, and the
+    /// number of those that were. Complete blobs are left out: their readers are not seen.
+    spent: Vec<u64>,
     unread: HashSet<ChunkAt>,
     spared: u64,
-    credit: u64,
     /// Files to fetch, the next one last, and the number of its chunks that were examined.
     order: Vec<u32>,
     place: usize,
@@ -219,8 +219,9 @@ impl Start<'_> {
         }
         for place in &news.missed {
             self.ranking.note_missed(*place);
-            let full = self.shortest.filled_by(&self.escalation.pace).min(FULL);
-            let worth = worth_of_a_miss(full, self.ranking.scope(), self.spent, self.spared);
+            let full = self.round_trip.filled_by(&self.escalation.pace).min(FULL);
+            let spent = self.spent_where_reads_are_seen();
+            let worth = worth_of_a_miss(full, self.ranking.scope(), spent, self.spared);
             self.credit = self.credit.saturating_add(worth);
         }
         self.is_stale = true;
@@ -230,6 +231,12 @@ impl Start<'_> {
         if was_idle || self.ranking.scope() != scope {
             self.ordered = None;
         }
+    }
+
+    fn spent_where_reads_are_seen(&self) -> u64 {
+        let Some(blobs) = self.image.blobs.upgrade() else { return 0 };
+        let seen = self.spent.iter().zip(blobs.iter()).filter(|(_, blob)| !blob.is_complete());
+        seen.map(|(spent, _)| spent).sum()
     }
 
     fn has_failed(&self) -> bool {
@@ -298,7 +305,10 @@ impl Iterator for Turn<'_, '_> {
         self.start.place += 1;
         self.bytes += size;
         self.start.left -= size;
-        self.start.spent += size;
+        if self.start.spent.len() <= place.0 {
+            self.start.spent.resize(place.0 + 1, 0);
+        }
+        self.start.spent[place.0] += size;
         self.start.unread.insert(place);
         self.start.credit = self.start.credit.saturating_sub(size);
         Some(place)

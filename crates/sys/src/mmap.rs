@@ -28,8 +28,7 @@ impl FinishedFile {
     /// Writes the new file `path`, which nobody may write to again.
     ///
     /// # Errors
-    /// The file exists, `content` cannot be read, or the file cannot be written, which leaves a part
-    /// of it.
+    /// The file exists, or `content` cannot be read or written; a part of it may be left.
     pub fn create(path: &Path, mut content: impl Read) -> io::Result<Self> {
         // The mode is for later opens: this descriptor can write.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o444).open(path)?;

@@ -18,14 +18,14 @@ use rustix::{
 ///
 /// Such a file is written once, by [`create`](FinishedFile::create), and replaced but never
 /// changed. The type guarantees that its own descriptor is read-only; the descriptor with which
-/// `create` writes is closed before the value exists, and the mode of the file lets nobody write
-/// to it. What is left to trust are processes with `CAP_DAC_OVERRIDE`, for which modes don't
-/// count, and those of the same user, which could change the memory of this process as well.
+/// `create` writes is closed before the value exists, and the file's mode denies all writes.
+/// Processes with `CAP_DAC_OVERRIDE`, to which modes don't apply, remain trusted, and so do those
+/// of the same user, which could change the memory of this process anyway.
 #[derive(Debug)]
 pub struct FinishedFile(File);
 
 impl FinishedFile {
-    /// Writes the new file `path`, which nobody may write to again.
+    /// Writes the new file `path`, which is read-only afterwards.
     ///
     /// # Errors
     /// The file exists, or `content` cannot be read or written; a part of it may be left.

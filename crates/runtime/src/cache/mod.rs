@@ -254,14 +254,17 @@ impl Cache {
         self.leaves_free(bytes, 50)
     }
 
-    /// Returns whether a tenth of [`Settings::max_bytes`] stays free after `bytes` more, and
-    /// [`Settings::keep_free`] or else a tenth of the disk. With less, background work would slow
-    /// others down, and eviction would undo it. Blocks briefly.
+    /// Returns whether a tenth of [`Settings::max_bytes`] stays free after `bytes` more, and on the
+    /// disk [`Settings::keep_free`], but no less than for hints, or else a tenth. With less,
+    /// background work would slow others down, and eviction would undo it. Blocks briefly.
     pub(crate) fn has_room_for_the_rest(&self, bytes: u64) -> bool {
+        let on_disk = match self.settings.keep_free {
+            Some(_) => self.has_room_for_hints(bytes) && self.lacking(bytes) == 0,
+            None => self.leaves_free(bytes, 10),
+        };
         let max = self.settings.max_bytes;
         let fits = |max: u64| self.usage().is_ok_and(|(_, used)| used + bytes <= max - max / 10);
-        let parts = if self.settings.keep_free.is_some() { 50 } else { 10 };
-        self.leaves_free(bytes, parts) && self.lacking(bytes) == 0 && max.is_none_or(fits)
+        on_disk && max.is_none_or(fits)
     }
 
     /// Returns whether one in `parts` parts of the disk stays free.

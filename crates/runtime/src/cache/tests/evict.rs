@@ -164,6 +164,23 @@ async fn a_full_disk_evicts_unused_blobs_only() {
     assert!(!cache.has_room_for_the_rest(1));
 }
 
+/// With bytes that would leave a twentieth of the disk free: far from both limits, since other
+/// programs use the disk as well.
+#[tokio::test]
+async fn keep_free_replaces_the_tenth_that_background_work_leaves_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = rustix::fs::statvfs(dir.path()).unwrap();
+    let (all, free) = (disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize);
+    let bytes = free.checked_sub(all / 20).expect("a disk with a twentieth free");
+    let has_room = |keep_free| {
+        let cache = Cache::open(dir.path(), Settings { keep_free, ..settings(0) }).unwrap();
+        cache.has_room_for_the_rest(bytes)
+    };
+    assert!(!has_room(None));
+    assert!(has_room(Some(KeepFree::Bytes(0))));
+    assert!(!has_room(Some(KeepFree::Bytes(all / 10))));
+}
+
 #[tokio::test]
 async fn metadata_of_images_counts() {
     let dir = tempfile::tempdir().unwrap();

@@ -272,7 +272,7 @@ impl Worker {
             order = orders.recv() => match order {
                 Some(Order::Leave) => {
                     tracing::info!("leaving for a successor");
-                    node.quiesce(QUIESCE).await;
+                    node.lifecycle.quiesce(QUIESCE).await;
                     return Ok(Ended::Left);
                 }
                 Some(Order::Stop) | None => "the keeper",

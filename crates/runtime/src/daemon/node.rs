@@ -7,16 +7,11 @@ use std::{
     sync::Arc,
 };
 
-use lazuli_policy::{Gate, Verified};
-use lazuli_registry::Options;
-use tokio::sync::{RwLock, watch};
+use lazuli_policy::Verified;
 
 use super::{
     DaemonError, Settings,
-    admission::{
-        expected::Expected, fetch_locks::FetchLocks, logins::Logins, pins::Pins, recent::Recent,
-    },
-    api::MountRequest,
+    admission::Admission,
     background::{prefetch_jobs::PrefetchJobs, remember::Remembering},
     drivers::{Drivers, Fanotify},
     filesystems::erofs::{self, Filesystems},
@@ -24,6 +19,7 @@ use super::{
     ordinary::state::Ordinaries,
     record::Records,
     served::{image::ServedImage, images::ServedImages, route::ImageRoute},
+    shutdown::Lifecycle,
     status::parts::StatusParts,
 };
 use crate::{
@@ -38,15 +34,10 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) root: PathBuf,
-    pub(super) registry: Options,
-    pub(super) gate: Arc<Gate>,
-    pub(super) fetch_locks: FetchLocks,
-    pub(super) logins: Logins,
-    pub(super) recent: Recent,
-    pub(super) expected: Expected,
+    /// The kernel's boot id.
+    pub(super) boot: String,
+    pub(super) admission: Admission,
     pub(super) ordinaries: Ordinaries,
-    pub(super) pins: Arc<Pins>,
-    pub(super) remembering: Remembering,
     pub(super) cache: Arc<Cache>,
     pub(super) drivers: Drivers,
     pub(super) images: ServedImages,
@@ -54,12 +45,8 @@ pub(super) struct Node {
     pub(super) filesystems: Arc<Filesystems>,
     pub(super) prefetcher: Arc<Prefetcher>,
     pub(super) prefetches: PrefetchJobs,
-    /// The kernel's boot id.
-    pub(super) boot: String,
-    /// Whether another worker is about to take over.
-    pub(super) leaving: watch::Sender<bool>,
-    /// Read-locked while a request is carried out.
-    pub(super) working: Arc<RwLock<()>>,
+    pub(super) remembering: Remembering,
+    pub(super) lifecycle: Lifecycle,
     pub(super) status: StatusParts,
 }
 
@@ -80,8 +67,6 @@ impl Node {
         let [mounts, filesystems] = ["mounts", "filesystems"].map(|name| root.join(name));
         let records = Records::open(mounts.clone()).at(&mounts)?;
         let alive = Records::open(filesystems.clone()).at(&filesystems)?;
-        let logins = root.join("logins");
-        let logins = Logins::open(&logins, &settings.registry.keyring).at(&logins)?;
         let indexes = root.join("indexes");
         let boot = Path::new("/proc/sys/kernel/random/boot_id");
         let boot = fs::read_to_string(boot).at(boot)?.trim_end().to_owned();
@@ -96,10 +81,14 @@ impl Node {
         };
         let directory = root.join("cache");
         let cache = Cache::open(&directory, cache_settings)?;
-        let gate = Arc::new(Gate::new(settings.policy.clone(), Some(root.join("verdicts"))));
-        let (index, registry) = (settings.index.clone(), settings.registry.clone());
-        let ordinaries =
-            Ordinaries::open(indexes.clone(), index, gate.clone(), registry, cache.clone());
+        let admission = Admission::open(root, settings)?;
+        let ordinaries = Ordinaries::open(
+            indexes.clone(),
+            settings.index.clone(),
+            admission.gate.clone(),
+            settings.registry.clone(),
+            cache.clone(),
+        );
         let ordinaries = ordinaries.at(&indexes)?;
         let prefetcher = Prefetcher::new(settings.prefetch.clone(), root, cache.clone());
         let drivers = Drivers::new(directory, link, fanotify, settings.direct_io);
@@ -109,15 +98,9 @@ impl Node {
         tokio::task::spawn_blocking(move || registry.warm_up());
         Ok(Node {
             root: root.to_owned(),
-            registry: settings.registry.clone(),
-            gate,
-            fetch_locks: FetchLocks::default(),
-            logins,
-            recent: Recent::default(),
-            expected: Expected::default(),
+            boot,
+            admission,
             ordinaries,
-            pins: Arc::default(),
-            remembering: Remembering::default(),
             cache,
             drivers,
             images: ServedImages::default(),
@@ -125,16 +108,10 @@ impl Node {
             filesystems,
             prefetcher,
             prefetches: PrefetchJobs::default(),
-            boot,
-            leaving: watch::Sender::new(false),
-            working: Arc::default(),
+            remembering: Remembering::default(),
+            lifecycle: Lifecycle::default(),
             status: StatusParts::new(),
         })
-    }
-
-    /// How the registry of an image is reached.
-    pub(super) fn options(&self, request: &MountRequest) -> Options {
-        Options { plain_http: request.plain_http, ..self.registry.clone() }
     }
 
     /// The served form of an image, which takes that it may run.

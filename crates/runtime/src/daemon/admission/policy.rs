@@ -10,9 +10,9 @@ use tokio::{
     task::{JoinError, JoinHandle},
 };
 
-use super::logins::Lent;
+use super::{Admission, logins::Lent};
 use crate::{
-    daemon::{DaemonError, api::MountRequest, images::Images, node::Node},
+    daemon::{DaemonError, api::MountRequest, images::Images},
     image::StoredImage,
 };
 
@@ -32,7 +32,7 @@ impl MountRequest {
     }
 }
 
-impl Node {
+impl Admission {
     /// Returns whether a lazy image may replace the ordinary image `name` that it refers to.
     pub(in crate::daemon) fn replacement(
         &self,
@@ -87,7 +87,7 @@ impl Images {
         if admission.is_finished() || StoredImage::is_in(&images, &manifest.digest) {
             return ended(admission.await).map(drop);
         }
-        let (name, options) = (request.image.parse()?, self.0.options(request));
+        let (name, options) = (request.image.parse()?, self.0.admission.options(request));
         let repository = lazuli_registry::open(&name, &options)?;
         let (tell, told) = oneshot::channel();
         let admission = async move {
@@ -106,8 +106,8 @@ impl Images {
         let (node, image) = (self.0.clone(), request.image.clone());
         tokio::spawn(async move {
             let _login = login;
-            let _lock = node.fetch_locks.lock(&image).await;
-            let _pin = node.pins.pin(&images, manifest.digest);
+            let _lock = node.admission.fetch_locks.lock(&image).await;
+            let _pin = node.admission.pins.pin(&images, manifest.digest);
             let seekable = SeekableLayers::Ordinary;
             let fetch = StoredImage::fetch_admitted(
                 repository.clone(),

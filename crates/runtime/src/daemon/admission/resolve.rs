@@ -7,7 +7,8 @@ use lazuli_registry::{
     ImageName, IndexTrust, Manifest, Options, Platform, Repository, lazy_manifest,
 };
 
-use crate::daemon::{DaemonError, api::MountRequest, node::Node};
+use super::Admission;
+use crate::daemon::{DaemonError, api::MountRequest};
 
 /// The image to which a name resolves.
 #[derive(Clone, Debug)]
@@ -24,7 +25,7 @@ impl From<Arc<Manifest>> for Resolved {
     }
 }
 
-impl Node {
+impl Admission {
     /// Resolves `name`, which is opened as `repository`.
     pub(in crate::daemon) async fn resolve(
         &self,

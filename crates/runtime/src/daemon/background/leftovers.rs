@@ -38,11 +38,11 @@ impl Images {
 impl Node {
     /// Deletes the leftovers of marked images, as far as possible.
     async fn clear_leftovers(&self) {
-        let _clearing = self.pins.clearing.lock().await;
-        if *self.leaving.borrow() {
+        let _clearing = self.admission.pins.clearing.lock().await;
+        if self.lifecycle.is_leaving() {
             return;
         }
-        let before = self.pins.lock().ever;
+        let before = self.admission.pins.lock().ever;
         let mut used: HashSet<_> =
             self.images.all().await.iter().map(|image| image.manifest_digest()).collect();
         // Delete nothing without knowing what is used.
@@ -53,7 +53,7 @@ impl Node {
         let mounted: HashSet<_> = mounts.iter().map(|record| record.manifest_digest).collect();
         used.extend(filesystems);
         let (images, cache, pins) =
-            (self.root.join("images"), self.cache.clone(), self.pins.clone());
+            (self.root.join("images"), self.cache.clone(), self.admission.pins.clone());
         let deleted = tokio::task::spawn_blocking(move || {
             for image in removed::marked(&images) {
                 // Pulled again while it was being removed.

@@ -97,14 +97,15 @@ impl Node {
             layers: None,
             nosuid: true,
         };
-        let options = self.options(&request);
+        let options = self.admission.options(&request);
         let route = ImageRoute::to(&name, &options);
         let repository = route.open()?;
         let images = self.root.join("images");
-        let resolved = self.resolve(&name, &*repository, wanted.as_ref(), &options).await?;
+        let resolved =
+            self.admission.resolve(&name, &*repository, wanted.as_ref(), &options).await?;
         let manifest = &resolved.manifest;
-        let _pin = self.pins.pin(&images, manifest.digest);
-        let admission = self.admit_resolved(&request, &resolved);
+        let _pin = self.admission.pins.pin(&images, manifest.digest);
+        let admission = self.admission.admit_resolved(&request, &resolved);
         let seekable = options.indexes.seekable_layers(&name);
         let fetch =
             StoredImage::fetch_admitted(repository.clone(), manifest, &images, seekable, admission);

@@ -92,7 +92,7 @@ async fn connection(node: Arc<Node>, mut stream: UnixStream, stop: watch::Sender
 /// Carries a request out. When `gone` closes, no client waits for the answer any more.
 async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>) -> Response {
     // Held while anything is done, see `Node::quiesce`.
-    let Ok(_working) = node.working.clone().try_read_owned() else { return Response::Again };
+    let Some(_request) = node.lifecycle.begin_request() else { return Response::Again };
     // A task of its own: a disconnected client must not leave a mount half made, and a panic must
     // not end the connection.
     let node = node.clone();

@@ -20,13 +20,13 @@ impl Images {
     /// runtime.
     pub fn expect(&self, name: ImageName, manifest: Manifest, login: Option<Login>) {
         let manifest = Arc::new(manifest);
-        self.0.recent.insert(&name, manifest.clone());
-        let Some(arriving) = self.0.expected.begin(manifest.digest) else { return };
+        self.0.admission.recent.insert(&name, manifest.clone());
+        let Some(arriving) = self.0.admission.expected.begin(manifest.digest) else { return };
         let images = self.clone();
         tokio::spawn(async move {
             let (directory, digest) = (images.0.root.join("images"), manifest.digest);
             let was_here = StoredImage::is_in(&directory, &digest);
-            let pin = images.0.pins.pin(&directory, digest);
+            let pin = images.0.admission.pins.pin(&directory, digest);
             if let Err(error) = images.fetch_ahead(&name, &manifest, login).await {
                 tracing::debug!(error = error.for_people(), "metadata are not fetched ahead");
             }
@@ -55,11 +55,12 @@ impl Images {
         manifest: &Manifest,
         login: Option<Login>,
     ) -> Result<(), DaemonError> {
-        let _login = login.map(|login| self.0.logins.lend(name, login));
-        let repository = lazuli_registry::open(name, &self.0.registry)?;
+        let _login = login.map(|login| self.0.admission.logins.lend(name, login));
+        let repository = lazuli_registry::open(name, &self.0.admission.registry)?;
         repository.request_policy().preconnect().done().await;
-        let question = Question::of(name, manifest, &self.0.registry);
-        let admission = async { Ok::<_, DaemonError>(self.0.gate.admit(question).await?) };
+        let question = Question::of(name, manifest, &self.0.admission.registry);
+        let admission =
+            async { Ok::<_, DaemonError>(self.0.admission.gate.admit(question).await?) };
         let images = self.0.root.join("images");
         let seekable = SeekableLayers::Ordinary;
         StoredImage::fetch_admitted(repository.clone(), manifest, &images, seekable, admission)

@@ -21,10 +21,10 @@ impl Images {
         login: Option<&Login>,
     ) -> Result<Vec<Digest>, DaemonError> {
         let (name, digest) = request.name_and_digest()?;
-        let login = login.map(|login| self.0.logins.lend(&name, login.clone()));
+        let login = login.map(|login| self.0.admission.logins.lend(&name, login.clone()));
         // Both at the same time, since each of them takes round trips.
         let (node, admitted) = (self.0.clone(), request.clone());
-        let admission = tokio::spawn(async move { node.admit_pinned(&admitted).await });
+        let admission = tokio::spawn(async move { node.admission.admit_pinned(&admitted).await });
         let manifest = self.recent_manifest(request, &name).await?;
         expect(&manifest, &name, &digest)?;
         let layers = chain::of_data(&manifest.parsed);
@@ -40,8 +40,8 @@ impl Images {
         login: Option<&Login>,
     ) -> Result<(), DaemonError> {
         let (name, _) = request.name_and_digest()?;
-        let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
-        self.0.admit_pinned(request).await.map(drop)
+        let _login = login.map(|login| self.0.admission.logins.lend(&name, login.clone()));
+        self.0.admission.admit_pinned(request).await.map(drop)
     }
 
     pub(in crate::daemon) async fn recent_manifest(
@@ -49,12 +49,12 @@ impl Images {
         request: &MountRequest,
         name: &ImageName,
     ) -> Result<Arc<Manifest>, DaemonError> {
-        Ok(match self.0.recent.get(name) {
+        Ok(match self.0.admission.recent.get(name) {
             Some(manifest) => manifest,
             None => {
-                let repository = lazuli_registry::open(name, &self.0.options(request))?;
+                let repository = lazuli_registry::open(name, &self.0.admission.options(request))?;
                 let manifest = Arc::new(repository.manifest(None).await?);
-                self.0.recent.insert(name, manifest.clone());
+                self.0.admission.recent.insert(name, manifest.clone());
                 manifest
             }
         })
@@ -69,7 +69,7 @@ impl Images {
     ) -> Result<Digest, DaemonError> {
         let (name, digest) = request.name_and_digest()?;
         let images = self.0.root.join("images");
-        self.0.expected.arrived(&digest).await;
+        self.0.admission.expected.arrived(&digest).await;
         let stored = {
             let images = images.clone();
             tokio::task::spawn_blocking(move || chain::stored(&images, &digest)).await
@@ -77,13 +77,18 @@ impl Images {
         if let Ok(Some(layer)) = stored {
             return Ok(layer);
         }
-        let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
-        let repository = lazuli_registry::open(&name, &self.0.options(request))?;
+        let _login = login.map(|login| self.0.admission.logins.lend(&name, login.clone()));
+        let repository = lazuli_registry::open(&name, &self.0.admission.options(request))?;
         let manifest = repository.manifest(None).await?;
         expect(&manifest, &name, &digest)?;
-        let _pin = self.0.pins.pin(&images, digest);
-        chain::fetched(repository.clone(), &manifest, &images, self.0.admit(request, &manifest))
-            .await
+        let _pin = self.0.admission.pins.pin(&images, digest);
+        chain::fetched(
+            repository.clone(),
+            &manifest,
+            &images,
+            self.0.admission.admit(request, &manifest),
+        )
+        .await
     }
 }
 

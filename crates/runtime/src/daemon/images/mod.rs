@@ -58,12 +58,13 @@ impl Images {
     ) -> Result<(), DaemonError> {
         let name: ImageName = request.image.parse()?;
         // Only as long as this takes: it may be wrong.
-        let _login = login.map(|login| self.0.logins.lend(&name, login.clone()));
-        let repository = lazuli_registry::open(&name, &self.0.options(request))?;
+        let _login = login.map(|login| self.0.admission.logins.lend(&name, login.clone()));
+        let repository = lazuli_registry::open(&name, &self.0.admission.options(request))?;
         // It will be mounted if all is well.
         let preconnect = repository.request_policy().preconnect();
         // A client that may not read the image learns it from its first blob.
-        let known = self.0.recent.get(&name).filter(|manifest| !data_of(manifest).is_empty());
+        let known =
+            self.0.admission.recent.get(&name).filter(|manifest| !data_of(manifest).is_empty());
         let manifest = match known {
             Some(manifest) => manifest,
             None => Arc::new(repository.manifest(None).await?),
@@ -92,18 +93,18 @@ impl Images {
         request: MountRequest,
         login: Option<&Login>,
     ) -> Result<(), DaemonError> {
-        let Ok(_working) = self.0.working.clone().try_read_owned() else {
+        let Some(_request) = self.0.lifecycle.begin_request() else {
             return Err(DaemonError::Stopping);
         };
         if let Some(login) = login
             && self.may_replace_login(&request, login).await
         {
-            let kept = self.0.logins.set(&request, login.clone()).await;
+            let kept = self.0.admission.logins.set(&request, login.clone()).await;
             kept.at(self.0.root.join("logins"))?;
         }
         loop {
             if self.0.mounts.serves_at(&request.mountpoint).await {
-                return self.0.admit_pinned(&request).await.map(drop);
+                return self.0.admission.admit_pinned(&request).await.map(drop);
             }
             match self.0.mount(request.clone(), std::future::pending()).await {
                 Err(DaemonError::Taken { .. }) => tokio::time::sleep(OTHERS).await,
@@ -116,14 +117,14 @@ impl Images {
     /// that brings a layer of the image may name a login, and the mount's readers depend on a good
     /// one.
     async fn may_replace_login(&self, request: &MountRequest, login: &Login) -> bool {
-        if self.0.logins.of(&request.mountpoint).is_none_or(|known| known == *login) {
+        if self.0.admission.logins.of(&request.mountpoint).is_none_or(|known| known == *login) {
             return true;
         }
         let alone = async {
             let (name, _) = request.name_and_digest()?;
             let keyring = Keyring::default();
             keyring.set("alone", &name, login.clone());
-            let options = Options { keyring, ..self.0.options(request) };
+            let options = Options { keyring, ..self.0.admission.options(request) };
             lazuli_registry::open(&name, &options)?.manifest(None).await?;
             Ok::<_, DaemonError>(())
         };
@@ -137,7 +138,7 @@ impl Images {
 
     /// Removes a mount, if there is one. Users of a busy mount are served until they are done.
     pub async fn unmount(&self, mountpoint: &Path) -> Result<(), DaemonError> {
-        let Ok(_working) = self.0.working.clone().try_read_owned() else {
+        let Some(_request) = self.0.lifecycle.begin_request() else {
             return Err(DaemonError::Stopping);
         };
         let unmounted = loop {
@@ -148,7 +149,7 @@ impl Images {
             }
         };
         if unmounted.is_ok() {
-            self.0.logins.remove(mountpoint);
+            self.0.admission.logins.remove(mountpoint);
         }
         unmounted
     }
@@ -168,7 +169,7 @@ impl Images {
 
     /// Returns when another worker is about to take over, and nothing new should be begun.
     pub async fn leaving(&self) {
-        let _ = self.0.leaving.subscribe().wait_for(|leaving| *leaving).await;
+        self.0.lifecycle.left().await;
     }
 }
 

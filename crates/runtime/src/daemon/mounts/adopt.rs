@@ -221,7 +221,12 @@ impl Node {
         let stored = StoredImage::open(&directory)?;
         let name: ImageName = record.request.image.parse()?;
         let verified = Verified::taken_over(record.manifest_digest);
-        self.serve(stored, &verified, ImageRoute::to(&name, &self.options(&record.request))).await
+        self.serve(
+            stored,
+            &verified,
+            ImageRoute::to(&name, &self.admission.options(&record.request)),
+        )
+        .await
     }
 
     async fn adopt_mount(
@@ -235,7 +240,7 @@ impl Node {
         let stored = StoredImage::open(&directory)?;
         let name: ImageName = record.request.image.parse()?;
         let verified = Verified::taken_over(record.manifest_digest);
-        let route = ImageRoute::to(&name, &self.options(&record.request));
+        let route = ImageRoute::to(&name, &self.admission.options(&record.request));
         let image = self.serve(stored, &verified, route).await?;
         let mountpoint = record.request.mountpoint.clone();
         let adopted = match &record.backing {

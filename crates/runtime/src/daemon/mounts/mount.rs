@@ -61,7 +61,7 @@ impl Node {
         let name: ImageName = request.image.parse()?;
         let platform: Option<Platform> = request.platform.as_deref().map(str::parse).transpose()?;
         let platform = platform.map(Platform::lazy);
-        let mut options = self.options(&request);
+        let mut options = self.admission.options(&request);
         if request.base {
             // containerd names layers by the claims of the image's configuration, and shares them
             // between images. So indexes that only the repository vouches for must not count here.
@@ -79,9 +79,11 @@ impl Node {
                 let known = self.prefetcher.look_up(&repository, &manifest, Metadata::Here);
                 return Ok((stored, verified, Fetched::default(), known, pin));
             }
-            let resolved = match self.recent.get(&name) {
+            let resolved = match self.admission.recent.get(&name) {
                 Some(manifest) => manifest.into(),
-                None => self.resolve(&name, &*repository, platform.as_ref(), &options).await?,
+                None => {
+                    self.admission.resolve(&name, &*repository, platform.as_ref(), &options).await?
+                }
             };
             if !request.base
                 && let Some(shown) = self.by_layers(&request, &name, &resolved.manifest).await?
@@ -93,7 +95,7 @@ impl Node {
             let manifest = &resolved.manifest;
             preconnect.done().await;
             // Until there is a record of the mount.
-            let pin = self.pins.pin(&images, manifest.digest);
+            let pin = self.admission.pins.pin(&images, manifest.digest);
             let is_started = self.images.is_started(&manifest.digest).await;
             let metadata = match StoredImage::is_in(&images, &manifest.digest) {
                 true => Metadata::Here,
@@ -107,8 +109,8 @@ impl Node {
             };
             // Metadata first: prefetched data is useless before it.
             let fetch = async {
-                let _lock = self.fetch_locks.lock(&request.image).await;
-                let admission = self.admit_resolved(&request, &resolved);
+                let _lock = self.admission.fetch_locks.lock(&request.image).await;
+                let admission = self.admission.admit_resolved(&request, &resolved);
                 let seekable = options.indexes.seekable_layers(&name);
                 StoredImage::fetch_admitted(
                     repository.clone(),

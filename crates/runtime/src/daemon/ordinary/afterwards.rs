@@ -54,7 +54,7 @@ pub(in crate::daemon) async fn keep_indexing(node: Weak<Node>) {
             all
         };
         for unpacked in all {
-            if *node.leaving.borrow() {
+            if node.lifecycle.is_leaving() {
                 return;
             }
             node.index_unpacked(&content, &unpacked).await;
@@ -73,7 +73,7 @@ impl Node {
         // Until the image is noted, too: logins of images that do not wait are dropped.
         let mut waiting = lock(&self.ordinaries.waiting);
         if let (true, Some(login)) = (settings.publish, login) {
-            let lend = || Arc::new(self.logins.lend(&name, login.clone()));
+            let lend = || Arc::new(self.admission.logins.lend(&name, login.clone()));
             waiting.entry(image).or_insert_with(lend);
         }
         if let Err(error) = self.ordinaries.store.note_unpacked(&image, request) {
@@ -113,8 +113,8 @@ impl Node {
             return Ok(());
         }
         let login = lock(&self.ordinaries.waiting).get(&image.manifest.digest).cloned();
-        self.admit_pinned(request).await?;
-        let options = self.options(request);
+        self.admission.admit_pinned(request).await?;
+        let options = self.admission.options(request);
         let repository = lazuli_registry::open(&request.image.parse()?, &options)?;
         let is_signed = self.ordinaries.indexing(image, &repository, &options).await?.is_some();
         self.ordinaries.publish_once(image, is_signed, &repository, login);

@@ -36,7 +36,7 @@ impl Images {
         layer: &Digest,
         may_pull: bool,
     ) -> Result<Option<u32>, DaemonError> {
-        if self.0.registry.indexes == IndexTrust::Nothing {
+        if self.0.admission.registry.indexes == IndexTrust::Nothing {
             return Ok(None);
         }
         let (name, digest) = request.name_and_digest()?;
@@ -46,16 +46,16 @@ impl Images {
         {
             return Ok(None);
         }
-        let login = login.map(|login| Arc::new(self.0.logins.lend(&name, login.clone())));
+        let login = login.map(|login| Arc::new(self.0.admission.logins.lend(&name, login.clone())));
         let manifest = self.recent_manifest(request, &name).await?;
         if manifest.digest != digest || !is_ordinary(&manifest) {
             return Ok(None);
         }
         // An image that may not run is reported at its start.
-        if self.0.admit_pinned(request).await.is_err() {
+        if self.0.admission.admit_pinned(request).await.is_err() {
             return Ok(None);
         }
-        let options = self.0.options(request);
+        let options = self.0.admission.options(request);
         let image = self.0.ordinaries.image(request, &name, manifest, &options).await?;
         let chain = chain_ids(image.diff_ids.iter().copied());
         let Some(at) = chain.iter().position(|id| id == layer) else { return Ok(None) };

@@ -29,9 +29,11 @@ impl Node {
         count: u32,
     ) -> Result<Shown, DaemonError> {
         let (_, digest) = request.name_and_digest()?;
-        let manifest = match self.recent.get(name) {
+        let manifest = match self.admission.recent.get(name) {
             Some(manifest) => manifest,
-            None => self.ordinaries.manifest(name, &digest, &self.options(request)).await?,
+            None => {
+                self.ordinaries.manifest(name, &digest, &self.admission.options(request)).await?
+            }
         };
         self.shown(request, name, manifest, count).await
     }
@@ -44,7 +46,8 @@ impl Node {
         manifest: &Arc<Manifest>,
     ) -> Result<Option<Shown>, DaemonError> {
         let is_ordinary = is_ordinary(manifest);
-        let trusts = matches!(self.registry.indexes, IndexTrust::Signed | IndexTrust::Repository);
+        let trusts =
+            matches!(self.admission.registry.indexes, IndexTrust::Signed | IndexTrust::Repository);
         let may_be = trusts && self.ordinaries.may_be_signed(name);
         if !is_ordinary || !may_be || self.ordinaries.settings.repository.is_none() {
             return Ok(None);
@@ -63,9 +66,9 @@ impl Node {
         manifest: Arc<Manifest>,
         count: u32,
     ) -> Result<Shown, DaemonError> {
-        let options = self.options(request);
+        let options = self.admission.options(request);
         let repository = lazuli_registry::open(name, &options)?;
-        let verified = self.admit(request, &manifest).await?;
+        let verified = self.admission.admit(request, &manifest).await?;
         let image = self.ordinaries.image(request, name, manifest, &options).await?;
         let known = async |vouched: &Vouched| -> Option<Vec<_>> {
             let layers = image.layers().take(count as usize);
@@ -86,7 +89,7 @@ impl Node {
             source: source.into(),
         };
         let prefix = blocking(move || Prefix::new(&manifest, known)).await.map_err(unusable)?;
-        let pin = self.pins.pin(&images, prefix.digest);
+        let pin = self.admission.pins.pin(&images, prefix.digest);
         let config = image.config.clone();
         let stored = blocking(move || prefix.store(&images, &config)).await.map_err(unusable)?;
         let verified = verified.of_index(stored.manifest_digest);

@@ -25,7 +25,7 @@ impl Node {
     }
 
     fn server_status(&self, kind: ServerKind) -> ServerStatus {
-        let TrafficCounts { bytes, failures } = self.registry.pool.traffic().counts(kind);
+        let TrafficCounts { bytes, failures } = self.admission.registry.pool.traffic().counts(kind);
         let failures = Failure::ALL.iter().zip(failures).filter(|(_, count)| *count > 0);
         let failures = failures.map(|(cause, count)| (cause.name().to_owned(), count)).collect();
         ServerStatus { kind: kind.name().to_owned(), bytes, failures }

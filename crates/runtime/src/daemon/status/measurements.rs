@@ -44,7 +44,7 @@ pub struct Measurements {
 
 impl Node {
     pub(in crate::daemon) async fn measurements(&self) -> Measurements {
-        let (cache, traffic) = (self.cache.clone(), self.registry.pool.traffic());
+        let (cache, traffic) = (self.cache.clone(), self.admission.registry.pool.traffic());
         let used = tokio::task::spawn_blocking(move || cache.usage().ok()).await;
         Measurements {
             started_at: self.status.started_at,

@@ -1,9 +1,8 @@
 //! Errors that keep the mirror from starting.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::{io, path::PathBuf};
+
+use lazuli_sys::path_error::PathError;
 
 /// The mirror cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -50,14 +49,8 @@ impl MirrorError {
     }
 }
 
-/// Adds the path of a file to errors of the operating system.
-pub(crate) trait At<T> {
-    /// The same, with errors about `path`.
-    fn at(self, path: impl AsRef<Path>) -> Result<T, MirrorError>;
-}
-
-impl<T> At<T> for io::Result<T> {
-    fn at(self, path: impl AsRef<Path>) -> Result<T, MirrorError> {
-        self.map_err(|source| MirrorError::Io { path: path.as_ref().to_owned(), source })
+impl From<PathError> for MirrorError {
+    fn from(PathError { path, source }: PathError) -> Self {
+        MirrorError::Io { path, source }
     }
 }

@@ -19,6 +19,7 @@ use std::{
 };
 
 use aws_lc_rs::rand;
+use lazuli_sys::path_error::At as _;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose, SanType,
@@ -31,7 +32,7 @@ use tokio_rustls::rustls::{
 };
 
 use crate::{
-    error::{At as _, MirrorError},
+    error::MirrorError,
     files,
     seal::{SECRET, Seal},
 };
@@ -108,12 +109,12 @@ impl Identity {
 
     fn write(&self, name: &str, content: &[u8]) -> Result<(), MirrorError> {
         let path = self.path(name);
-        files::write(&path, content).at(path)
+        Ok(files::write(&path, content).at(path)?)
     }
 
     fn read(&self, name: &str) -> Result<Vec<u8>, MirrorError> {
         let path = self.path(name);
-        files::read(&path, FILE_LIMIT).at(path)
+        Ok(files::read(&path, FILE_LIMIT).at(path)?)
     }
 
     /// Returns the seal of tokens.

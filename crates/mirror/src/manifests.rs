@@ -21,7 +21,7 @@ use crate::{
     ANSWER_LIMIT, Mirror,
     reply::Problem,
     sessions::{Key, Session},
-    shared_answers::Coming,
+    shared_answers::{Asked, Lookup},
 };
 
 /// How long a tag's answer is reused: long enough for the requests of one pull.
@@ -127,14 +127,13 @@ impl Mirror {
     async fn within(
         &self,
         session: &Session,
-        (coming, is_known): (Coming<Answer>, bool),
+        Asked { answer, lookup }: Asked<Answer>,
     ) -> Result<Answer, Problem> {
-        if is_known {
-            self.counters.hit();
-        } else {
-            self.counters.miss();
+        match lookup {
+            Lookup::Hit => self.counters.hit(),
+            Lookup::Miss => self.counters.miss(),
         }
-        let problem = match timeout(ANSWER_LIMIT, coming).await {
+        let problem = match timeout(ANSWER_LIMIT, answer).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(failure)) => Problem::of(&failure),
             Err(_) => Problem::Away(too_slow(session.reference.registry())),
@@ -160,11 +159,7 @@ impl Mirror {
         }
     }
 
-    fn ask(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        reference: &Reference,
-    ) -> (Coming<Answer>, bool) {
+    fn ask(self: &Arc<Self>, session: &Arc<Session>, reference: &Reference) -> Asked<Answer> {
         let question = Question::Manifest(session.key.clone(), reference.selector().to_string());
         let (mirror, session, reference) = (self.clone(), session.clone(), reference.clone());
         self.answers.get(question, move || fetch(mirror, session, reference))
@@ -175,7 +170,7 @@ impl Mirror {
         session: &Arc<Session>,
         digest: Digest,
         size: u64,
-    ) -> (Coming<Answer>, bool) {
+    ) -> Asked<Answer> {
         let question = Question::Blob(session.key.clone(), digest);
         let (mirror, session) = (self.clone(), session.clone());
         self.answers.get(question, move || fetch_blob(mirror, session, digest, size))

@@ -24,6 +24,19 @@ pub(crate) type Failure = Arc<RegistryError>;
 /// A shared answer, complete or in flight.
 pub(crate) type Coming<V> = Shared<BoxFuture<'static, Result<V, Failure>>>;
 
+/// Whether an answer was known, or in flight, when it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lookup {
+    Hit,
+    Miss,
+}
+
+/// An answer that was asked for.
+pub(crate) struct Asked<V> {
+    pub(crate) answer: Coming<V>,
+    pub(crate) lookup: Lookup,
+}
+
 /// Answers by key. Complete answers take at most `limit` bytes.
 pub(crate) struct Answers<K, V> {
     limit: usize,
@@ -53,10 +66,9 @@ where
         Arc::new(Answers { limit, state: Mutex::new(state) })
     }
 
-    /// Returns the answer to `key`, and whether it is known or in flight already. If not, `ask`
-    /// starts now, and continues even if this future is dropped. `ask` also returns the size of the
-    /// answer in bytes and how long to keep it.
-    pub(crate) fn get<F>(self: &Arc<Self>, key: K, ask: impl FnOnce() -> F) -> (Coming<V>, bool)
+    /// Returns the answer to `key`. On a miss, `ask` starts now, and continues even if this future
+    /// is dropped. It also returns the size of the answer in bytes and how long to keep it.
+    pub(crate) fn get<F>(self: &Arc<Self>, key: K, ask: impl FnOnce() -> F) -> Asked<V>
     where
         F: Future<Output = Result<(V, usize, Duration), RegistryError>> + Send + 'static,
     {
@@ -64,7 +76,7 @@ where
         let mut state = self.lock();
         state.forget(|known| known.came.is_some_and(|(_, until)| until <= now));
         if let Some(known) = state.known.get(&key) {
-            return (known.coming.clone(), true);
+            return Asked { answer: known.coming.clone(), lookup: Lookup::Hit };
         }
         state.numbers += 1;
         let number = state.numbers;
@@ -81,7 +93,7 @@ where
         let coming = async move { task.await.unwrap_or_else(|error| Err(ended(&error))) };
         let coming = coming.boxed().shared();
         state.known.insert(key, Known { coming: coming.clone(), number, came: None });
-        (coming, false)
+        Asked { answer: coming, lookup: Lookup::Miss }
     }
 
     /// Records that an answer arrived, or that its request failed.
@@ -153,15 +165,15 @@ mod tests {
                 Ok((7, 10, LIFE))
             })
         };
-        let ((one, first), (two, second)) = (get(), get());
-        assert_eq!((first, second), (false, true));
-        let (one, two) = tokio::join!(one, two);
+        let (one, two) = (get(), get());
+        assert_eq!((one.lookup, two.lookup), (Lookup::Miss, Lookup::Hit));
+        let (one, two) = tokio::join!(one.answer, two.answer);
         assert_eq!((one.unwrap(), two.unwrap()), (7, 7));
         tokio::time::advance(LIFE / 2).await;
-        assert_eq!(get().0.await.unwrap(), 7);
+        assert_eq!(get().answer.await.unwrap(), 7);
         assert_eq!(asked.load(Ordering::Relaxed), 1);
         tokio::time::advance(LIFE).await;
-        assert_eq!(get().0.await.unwrap(), 7);
+        assert_eq!(get().answer.await.unwrap(), 7);
         assert_eq!(asked.load(Ordering::Relaxed), 2);
         assert_eq!(answers.lock().bytes, 10);
     }
@@ -170,12 +182,12 @@ mod tests {
     async fn a_failure_is_shared_and_not_kept() {
         let answers: Arc<Answers<&str, u8>> = Answers::new(100);
         let (one, two) = (
-            answers.get("a", || async { Err(missing()) }).0,
-            answers.get("a", || async { Err(missing()) }).0,
+            answers.get("a", || async { Err(missing()) }).answer,
+            answers.get("a", || async { Err(missing()) }).answer,
         );
         assert!(one.await.is_err() && two.await.is_err());
         assert!(answers.lock().known.is_empty());
-        let again = answers.get("a", || async { Ok((1, 1, LIFE)) }).0;
+        let again = answers.get("a", || async { Ok((1, 1, LIFE)) }).answer;
         assert_eq!(again.await.unwrap(), 1);
     }
 
@@ -184,14 +196,14 @@ mod tests {
         let answers = Answers::new(100);
         drop(answers.get("a", || async { Ok((1, 1, LIFE)) }));
         let again = answers.get("a", || async { Ok((2, 1, LIFE)) });
-        assert_eq!((again.0.await.unwrap(), again.1), (1, true));
+        assert_eq!((again.answer.await.unwrap(), again.lookup), (1, Lookup::Hit));
     }
 
     #[tokio::test]
     async fn the_oldest_answers_go_when_there_is_no_room() {
         let answers = Answers::new(100);
         for key in 0..4 {
-            answers.get(key, || async move { Ok((key, 40, LIFE)) }).0.await.unwrap();
+            answers.get(key, || async move { Ok((key, 40, LIFE)) }).answer.await.unwrap();
         }
         let state = answers.lock();
         let mut left: Vec<_> = state.known.keys().copied().collect();

@@ -264,11 +264,7 @@ impl Copy {
     }
 
     fn add_blob(&mut self, blob: Descriptor) {
-        // Layers that are not to be given away are not in the registry.
-        let elsewhere = ["nondistributable", "foreign"];
-        if !elsewhere.iter().any(|word| blob.media_type.contains(word))
-            && self.known.insert(blob.digest)
-        {
+        if blob.is_distributable() && self.known.insert(blob.digest) {
             self.blobs.push(blob);
         }
     }

@@ -24,12 +24,10 @@ use lazuli_image::{
     digest::Hasher,
     oci::{ImageConfig, MAX_DOCUMENT},
 };
+use lazuli_sys::path_error::At as _;
 use serde::Deserialize;
 
-use crate::{
-    error::{At as _, RegistryError},
-    name::Reference,
-};
+use crate::{error::RegistryError, name::Reference};
 
 /// Links that are followed from one member to the next; writers use one.
 const LINK_LIMIT: usize = 8;

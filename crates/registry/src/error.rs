@@ -8,6 +8,7 @@ use std::{
 };
 
 use lazuli_image::{Digest, oci::Platform};
+use lazuli_sys::path_error::PathError;
 
 use crate::name::InvalidName;
 
@@ -318,15 +319,9 @@ impl RegistryError {
     }
 }
 
-/// Adds the path of a local file to errors of the operating system.
-pub(crate) trait At<T> {
-    /// The same, with errors about `path`.
-    fn at(self, path: impl AsRef<Path>) -> Result<T, RegistryError>;
-}
-
-impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
-    fn at(self, path: impl AsRef<Path>) -> Result<T, RegistryError> {
-        self.map_err(|error| RegistryError::io(path.as_ref(), error))
+impl From<PathError> for RegistryError {
+    fn from(PathError { path, source }: PathError) -> Self {
+        RegistryError::Io { path, source }
     }
 }
 

@@ -11,7 +11,6 @@ pub mod image;
 pub mod keeper;
 pub mod kernel;
 pub mod metrics;
-mod path_error;
 pub mod prefetch;
 mod request_sizes;
 mod sharing;

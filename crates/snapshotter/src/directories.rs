@@ -9,7 +9,9 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use crate::{SnapshotError, error::At as _, store::Kind};
+use lazuli_sys::path_error::At as _;
+
+use crate::{SnapshotError, store::Kind};
 
 type Result<T> = std::result::Result<T, SnapshotError>;
 
@@ -105,7 +107,7 @@ impl Directories {
         let directory = self.image(number);
         DirBuilder::new().mode(0o700).create(&directory).at(&directory)?;
         let fs = directory.join("fs");
-        fs::create_dir(&fs).at(&fs)
+        Ok(fs::create_dir(&fs).at(&fs)?)
     }
 
     /// Makes the directory of a snapshot.

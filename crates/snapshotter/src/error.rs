@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use lazuli_sys::path_error::PathError;
 use tonic::{Code, Status};
 
 /// Why a request was not carried out.
@@ -136,25 +137,30 @@ pub enum SnapshotError {
     Panicked,
 }
 
-impl<E: Into<redb::Error>> From<E> for SnapshotError {
-    fn from(error: E) -> Self {
-        SnapshotError::Store { path: PathBuf::new(), source: Box::new(error.into()) }
+impl From<PathError> for SnapshotError {
+    fn from(PathError { path, source }: PathError) -> Self {
+        SnapshotError::Io { path, source }
     }
 }
 
-/// Adds a path to errors of the operating system.
-pub(crate) trait At<T> {
-    fn at(self, path: impl AsRef<Path>) -> Result<T, SnapshotError>;
+/// redb has a type of errors for each step.
+macro_rules! from_redb {
+    ($($error:ty),+) => {$(
+        impl From<$error> for SnapshotError {
+            fn from(error: $error) -> Self {
+                SnapshotError::Store { path: PathBuf::new(), source: Box::new(error.into()) }
+            }
+        }
+    )+};
 }
 
-impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
-    fn at(self, path: impl AsRef<Path>) -> Result<T, SnapshotError> {
-        self.map_err(|error| SnapshotError::Io {
-            path: path.as_ref().to_owned(),
-            source: error.into(),
-        })
-    }
-}
+from_redb!(
+    redb::Error,
+    redb::TransactionError,
+    redb::TableError,
+    redb::StorageError,
+    redb::CommitError
+);
 
 /// Advice for a file that is no valid database.
 fn advice(error: &redb::Error, path: &Path) -> String {

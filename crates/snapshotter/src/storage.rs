@@ -13,7 +13,6 @@ use crate::{
     Image, SnapshotError,
     api::types::Mount,
     directories::{Directories, Owner},
-    error::At as _,
     label::{self, Labels},
     mapping::Mapping,
     mounted_layers, mounts,

@@ -8,12 +8,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use lazuli_sys::path_error::At as _;
 use rustix::{
     fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, open, openat2, statat},
     io::Errno,
 };
 
-use crate::{SnapshotError, directories::is_gone, error::At as _, store::Usage};
+use crate::{SnapshotError, directories::is_gone, store::Usage};
 
 /// Adds up the tree at `root`, hard links once. The container may change it meanwhile: symbolic
 /// links are not followed, and files that disappear or lie deeper than the maximum path length are

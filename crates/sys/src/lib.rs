@@ -3,7 +3,7 @@
 //!
 //! Every other crate of the workspace denies unsafe code. Its interfaces are as small as the kernel
 //! interface allows: owned descriptors in and out, no policy, and no parsing but that of the
-//! kernel's own words.
+//! kernel's own words. [`path_error`] adds paths to the errors of the operating system.
 #![allow(unsafe_code)]
 
 pub mod fanotify;
@@ -14,5 +14,6 @@ pub mod loop_device;
 pub mod mmap;
 pub mod mount;
 pub mod mountinfo;
+pub mod path_error;
 pub mod resident;
 pub mod shared;

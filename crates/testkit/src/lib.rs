@@ -20,6 +20,7 @@ pub mod reading;
 pub mod registry;
 pub mod seekable;
 mod serving;
+pub mod sigstore;
 pub mod tarball;
 pub mod tls;
 pub mod v5;

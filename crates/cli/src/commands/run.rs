@@ -24,7 +24,7 @@ use super::mount;
 use crate::{
     Session,
     container::{
-        Bundle, DEFAULT_PIDS, ImageProcess, Isolation, Limits, Network, User, bundle_config,
+        Bundle, DEFAULT_PIDS, ImageProcess, Isolation, Limits, Network, Stdio, User, bundle_config,
         look_up,
     },
 };
@@ -99,14 +99,17 @@ async fn container(session: &Session, arguments: &Arguments) -> Result<ExitCode>
         eprintln!("lazuli: {error}");
         return Ok(ExitCode::from(error.exit_code()));
     }
-    let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let stdio = match std::io::stdin().is_terminal() && std::io::stdout().is_terminal() {
+        true => Stdio::Terminal,
+        false => Stdio::Inherited,
+    };
     let isolation = Isolation {
         network: arguments.network,
         limits: Limits { pids: arguments.pids_limit, memory: arguments.memory },
         user_namespace: arguments.user_namespace,
     };
     let config =
-        bundle_config(bundle.id(), &bundle.rootfs(), &image, &user, &process, terminal, isolation);
+        bundle_config(bundle.id(), &bundle.rootfs(), &image, &user, &process, stdio, isolation);
     bundle.write_config(&config)?;
     let status = wait(&bundle, &mut signals).await?;
     if arguments.stats {

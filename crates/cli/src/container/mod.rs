@@ -11,5 +11,5 @@ mod user;
 pub(crate) use bundle::Bundle;
 pub(crate) use confine::{DEFAULT_PIDS, Isolation, Limits, Network};
 pub(crate) use program::look_up;
-pub(crate) use spec::{ImageProcess, bundle_config};
+pub(crate) use spec::{ImageProcess, Stdio, bundle_config};
 pub(crate) use user::User;

@@ -73,7 +73,7 @@ impl ImageProcess {
         own.map_or(DEFAULT_PATH, String::as_str)["PATH=".len()..].to_owned()
     }
 
-    fn environment(&self, hostname: &str, home: &str, terminal: bool) -> Vec<String> {
+    fn environment(&self, hostname: &str, home: &str, stdio: Stdio) -> Vec<String> {
         let mut environment = self.env.clone().unwrap_or_default();
         let mut default = |entry: String| {
             let (name, _) = entry.split_once('=').unwrap_or((&entry, ""));
@@ -85,11 +85,20 @@ impl ImageProcess {
         default(DEFAULT_PATH.to_owned());
         default(format!("HOSTNAME={hostname}"));
         default(format!("HOME={home}"));
-        if terminal {
+        if stdio == Stdio::Terminal {
             default("TERM=xterm".to_owned());
         }
         environment
     }
+}
+
+/// What the container's standard streams are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stdio {
+    /// A terminal of its own.
+    Terminal,
+    /// Those of this process.
+    Inherited,
 }
 
 /// The bundle's `config.json` for a container `id` on `rootfs`.
@@ -99,7 +108,7 @@ pub(crate) fn bundle_config(
     image: &ImageProcess,
     user: &User,
     arguments: &[String],
-    terminal: bool,
+    stdio: Stdio,
     isolation: Isolation,
 ) -> Value {
     let mount = |destination: &str, kind: &str, options: &[&str]| -> Value {
@@ -133,10 +142,10 @@ pub(crate) fn bundle_config(
     json!({
         "ociVersion": "1.0.2",
         "process": {
-            "terminal": terminal,
+            "terminal": stdio == Stdio::Terminal,
             "user": { "uid": user.uid, "gid": user.gid, "additionalGids": user.groups },
             "args": arguments,
-            "env": image.environment(id, &user.home, terminal),
+            "env": image.environment(id, &user.home, stdio),
             "cwd": image.working_directory(),
             "capabilities": confine::capabilities(),
             "noNewPrivileges": false,
@@ -170,11 +179,11 @@ mod tests {
     fn environment_has_what_programs_rely_on() {
         let image = process(json!({ "Env": ["PATH=/x", "LANG=C"] }));
         let expected = ["PATH=/x", "LANG=C", "HOSTNAME=me", "HOME=/root"];
-        assert_eq!(image.environment("me", "/root", false), expected);
+        assert_eq!(image.environment("me", "/root", Stdio::Inherited), expected);
         assert_eq!(image.search_path(), "/x");
         let image = process(json!({ "WorkingDir": "app" }));
         let expected = [DEFAULT_PATH, "HOSTNAME=me", "HOME=/", "TERM=xterm"];
-        assert_eq!(image.environment("me", "/", true), expected);
+        assert_eq!(image.environment("me", "/", Stdio::Terminal), expected);
         assert_eq!(image.working_directory(), "/app");
     }
 

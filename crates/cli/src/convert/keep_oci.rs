@@ -35,10 +35,8 @@ impl KeptImage {
     ) -> Result<Self> {
         let Descriptor { digest, size, .. } = manifest.parsed.config;
         let layers = manifest.parsed.layers.iter().map(|layer| (layer.digest, layer.size));
-        let elsewhere = ["nondistributable", "foreign"];
-        let is_elsewhere =
-            |layer: &&Descriptor| elsewhere.iter().any(|word| layer.media_type.contains(word));
-        if let Some(layer) = manifest.parsed.layers.iter().find(is_elsewhere) {
+        let mut layers_of_image = manifest.parsed.layers.iter();
+        if let Some(layer) = layers_of_image.find(|layer| !layer.is_distributable()) {
             bail!("layer {} is {}, which is not to be given away", layer.digest, layer.media_type);
         }
         let content = || BlobContent::Stored(from.clone());

@@ -1,4 +1,8 @@
 //! Fetching the chunks of an image, many in one request.
+//!
+//! The daemon's cache decodes for readers, chunk by chunk as answers arrive, and keeps the result.
+//! Commands read an image once, in a known order, and keep nothing: they decode whole windows. Both
+//! plan requests with [`Planner`], decode with [`Decoder`] and check with [`Chunk::verified`].
 
 use std::{
     collections::{HashMap, hash_map::Entry},

@@ -162,6 +162,12 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
+    /// Returns whether the blob is in registries: Docker's foreign layers and OCI's
+    /// non-distributable ones are fetched from their owner, and are not to be copied.
+    pub fn is_distributable(&self) -> bool {
+        !["nondistributable", "foreign"].iter().any(|word| self.media_type.contains(word))
+    }
+
     /// Type, digest and size in bytes, and nothing else.
     pub fn plain(media_type: &str, digest: Digest, size: u64) -> Self {
         Self::new(media_type, digest, size, &[])

@@ -16,9 +16,10 @@ use std::{
 };
 
 use lazuli_image::{Blob, Decoded};
+use lazuli_sys::path_error::At as _;
 
 use super::{Cache, CacheError, CachedBlob, layout::Layout, store::Store};
-use crate::{path_error::At as _, sync::lock};
+use crate::sync::lock;
 
 const INCOMING: &str = "incoming";
 

@@ -10,6 +10,8 @@
 //! in the blob's file and every chunk of it was checked against its digest. Images with the same
 //! description of a blob share its files. docs/cache.md explains what survives which crash.
 
+use lazuli_sys::path_error::{At as _, PathError};
+
 mod blob;
 mod budget;
 mod chunk_index;
@@ -60,13 +62,7 @@ use self::{
     budget::Budget, chunk_index::ChunkIndex, failed_reads::FailedReads, layout::Layout,
     pausing_clock::Clock, released_readers::Released,
 };
-use crate::{
-    metrics::Metrics,
-    path_error::{At as _, PathError},
-    sharing::workers::Workers,
-    source::BlobSource,
-    sync::lock,
-};
+use crate::{metrics::Metrics, sharing::workers::Workers, source::BlobSource, sync::lock};
 
 /// How the cache behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]

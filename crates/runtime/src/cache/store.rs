@@ -25,9 +25,10 @@ use std::{
 };
 
 use lazuli_image::{Algorithm, Digest};
+use lazuli_sys::path_error::At as _;
 
 use super::{Cache, CacheError, layout::Layout, ready::word_count};
-use crate::{path_error::At as _, sync::lock};
+use crate::sync::lock;
 
 const DATA: &str = "data";
 const DURABLE: &str = "durable";

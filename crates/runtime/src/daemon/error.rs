@@ -3,9 +3,10 @@
 use std::{io, path::PathBuf, sync::Arc};
 
 use lazuli_image::Digest;
+use lazuli_sys::path_error::PathError;
 use rustix::io::Errno;
 
-use crate::{cache::CacheError, error::ReadError, image::ImageError, path_error::PathError};
+use crate::{cache::CacheError, error::ReadError, image::ImageError};
 
 /// Why a request was not carried out.
 #[derive(Debug, thiserror::Error)]

@@ -59,7 +59,7 @@ use std::{
     time::Duration,
 };
 
-use lazuli_sys::mountinfo;
+use lazuli_sys::{mountinfo, path_error::At as _};
 use tokio::{
     net::{TcpListener, UnixListener},
     signal::unix::{SignalKind, signal},
@@ -104,7 +104,6 @@ use crate::{
         fanotify::{Handover, Journal, Session, Unanswered, most_unanswered},
         fuse,
     },
-    path_error::At as _,
 };
 
 /// The operator's settings; `None` is the default.

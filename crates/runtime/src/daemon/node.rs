@@ -8,6 +8,7 @@ use std::{
 };
 
 use lazuli_policy::Verified;
+use lazuli_sys::path_error::At as _;
 
 use super::{
     DaemonError, Settings,
@@ -26,7 +27,6 @@ use crate::{
     cache::{self, Cache},
     image::{self, StoredImage},
     keeper::Link,
-    path_error::At as _,
     prefetch::Prefetcher,
 };
 

@@ -13,13 +13,14 @@ use std::{
 };
 
 use lazuli_image::{Algorithm, Digest};
+use lazuli_sys::path_error::At as _;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
     DaemonError,
     api::{DriverChoice, MountRequest},
 };
-use crate::{kernel::mount::Backing, path_error::At as _};
+use crate::kernel::mount::Backing;
 
 /// Something that is recorded.
 pub(super) trait Record: Serialize + DeserializeOwned {

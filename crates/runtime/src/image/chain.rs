@@ -12,6 +12,7 @@ use lazuli_image::{
     oci::{self, Manifest},
 };
 use lazuli_registry::{self as registry, Pull, SeekableLayers};
+use lazuli_sys::path_error::At as _;
 
 use super::{
     StoredImage,
@@ -19,7 +20,6 @@ use super::{
     error::ImageError,
     fetch::{begin, find_bootstrap},
 };
-use crate::path_error::At as _;
 
 /// Chain ids of the data layers of a lazy image, lowest first; `None` for an ordinary image.
 pub fn of_data(manifest: &Manifest) -> Option<Vec<Digest>> {

@@ -6,10 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use lazuli_sys::mmap::FinishedFile;
+use lazuli_sys::{mmap::FinishedFile, path_error::At as _};
 
 use super::{error::ImageError, point_files};
-use crate::path_error::At as _;
 
 pub(super) const MANIFEST: &str = "manifest.json";
 pub(super) const CONFIG: &str = "config.json";

@@ -5,9 +5,9 @@ use std::{io, path::PathBuf};
 use lazuli_builder::BuildError;
 use lazuli_image::{Digest, FormatError};
 use lazuli_registry::RegistryError;
+use lazuli_sys::path_error::PathError;
 
 use super::unpack::UnpackError;
-use crate::path_error::PathError;
 
 /// Errors of images.
 #[derive(Debug, thiserror::Error)]

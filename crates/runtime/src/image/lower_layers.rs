@@ -13,6 +13,7 @@ use lazuli_image::{
     rafs::{self, Bootstrap, WrittenIndex},
 };
 use lazuli_registry::Manifest;
+use lazuli_sys::path_error::At as _;
 
 use super::{
     ImageError, StoredImage,
@@ -20,7 +21,6 @@ use super::{
     directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, MANIFEST, Partial, write},
     point_files,
 };
-use crate::path_error::At as _;
 
 /// Why layers cannot be shown by their indexes.
 #[derive(Debug, thiserror::Error)]

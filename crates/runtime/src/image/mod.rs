@@ -50,7 +50,10 @@ use lazuli_image::{
     },
 };
 use lazuli_registry::{self as registry, Pull, SeekableLayers};
-use lazuli_sys::mmap::{FinishedFile, Map};
+use lazuli_sys::{
+    mmap::{FinishedFile, Map},
+    path_error::At as _,
+};
 
 pub(crate) use self::directory::{directories, sweep, sync};
 use self::{
@@ -63,7 +66,6 @@ pub use self::{
     directory::bootstrap_path, error::ImageError, fetched::Fetched, unpack::UnpackError,
 };
 pub(crate) use self::{files::files_with, walk::walk};
-use crate::path_error::At as _;
 
 /// An image whose metadata is on this node.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::path_error::PathError;
+use lazuli_sys::path_error::PathError;
 
 /// Maximum size of a root directory's path, in bytes. fsconfig(2) takes strings of 255 bytes, and
 /// the longest one below the root is `/images/<64 digits>/bootstrap`.

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use lazuli_sys::path_error::At as _;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::{
@@ -23,7 +24,6 @@ use super::{
     wire::{Channel, Kind},
     worker::Worker,
 };
-use crate::path_error::At as _;
 
 impl Keeper {
     /// Locks the root directory, and takes descriptors that an earlier process of this service left

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lazuli_sys::path_error::At as _;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::FlockOperation,
@@ -29,7 +30,6 @@ use super::{
     wire::{Channel, Kind, TRIAL},
     worker::Worker,
 };
-use crate::path_error::At as _;
 
 /// Age at which a worker counts as successful, once it has answered the requests of its
 /// predecessors.

@@ -19,6 +19,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lazuli_sys::path_error::At as _;
+
 use super::{
     descriptors::Descriptors,
     error::KeeperError,
@@ -31,7 +33,6 @@ use super::{
     wire::{Channel, Kind, Message, unexpected},
     worker::Worker,
 };
-use crate::path_error::At as _;
 
 /// Time limit for the new worker to serve: it reads the metadata of everything that is mounted.
 const TRIAL_LIMIT: Duration = Duration::from_secs(30);

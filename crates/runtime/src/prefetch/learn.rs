@@ -17,6 +17,14 @@ use super::{
 /// present. A guess is better than a late trace.
 const ANSWER: Duration = Duration::from_secs(1);
 
+/// Whether a registry has a trace of an image, as far as it was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RegistryTrace {
+    Missing,
+    /// It has one, or was not asked.
+    Present,
+}
+
 impl Prefetcher {
     /// Returns the registry's trace if it arrives in time, and keeps it.
     pub(super) async fn answer(
@@ -50,8 +58,14 @@ impl Prefetcher {
         lesson
     }
 
-    /// Keeps the lesson of a start for other images, and publishes it if it `is_news`.
-    pub(super) async fn teach(&self, image: &Arc<Image>, start: &Recorded, is_news: bool) {
+    /// Keeps the lesson of a start for other images, and publishes it if the registry lacks the
+    /// start's trace.
+    pub(super) async fn teach(
+        &self,
+        image: &Arc<Image>,
+        start: &Recorded,
+        registry: RegistryTrace,
+    ) {
         let Some(repository) = image.repository.repository_name() else { return };
         let is_known = self.lessons.of_repository(&repository).is_some();
         // Reads of chunks present before were not seen.
@@ -68,7 +82,7 @@ impl Prefetcher {
         if let Err(error) = self.lessons.add(&repository, &lesson, &programs, visibility) {
             tracing::warn!(repository, %error, "cannot keep a lesson");
         }
-        if self.settings.publish && is_news && start.saw_everything() {
+        if self.settings.publish && registry == RegistryTrace::Missing && start.saw_everything() {
             match lessons::publish(&*image.repository, &lesson).await {
                 Ok(artifact) => tracing::info!(repository, %artifact, "published a lesson"),
                 Err(error) => tracing::warn!(repository, %error, "cannot publish a lesson"),
@@ -77,7 +91,7 @@ impl Prefetcher {
     }
 
     /// Keeps the trace of a start.
-    pub(super) async fn keep(&self, image: &Image, start: &Recorded, is_news: bool) {
+    pub(super) async fn keep(&self, image: &Image, start: &Recorded, registry: RegistryTrace) {
         let manifest = &image.manifest;
         let stored = |blob: &Digest, number: u32| {
             let blob = image.bootstrap.blobs().iter().find(|known| known.id == *blob)?;
@@ -94,7 +108,7 @@ impl Prefetcher {
             }
         };
         // A trace without the chunks that were present before would mislead others.
-        if self.settings.publish && is_news && start.saw_everything() {
+        if self.settings.publish && registry == RegistryTrace::Missing && start.saw_everything() {
             let name = image.repository.describe();
             match traces::publish(&*image.repository, manifest, &trace).await {
                 Ok(artifact) => tracing::info!(image = name, %artifact, "published its trace"),

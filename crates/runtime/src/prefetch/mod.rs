@@ -42,7 +42,7 @@ pub(crate) use self::whole::fast;
 use self::{
     ahead::{Blobs, Pace, Purpose},
     escalate::{Escalation, MissListener},
-    learn::ask_for_lesson,
+    learn::{RegistryTrace, ask_for_lesson},
     lessons::Lessons,
     orders::{baked, first_of, of_maker, of_trace},
     recorder::Recorder,
@@ -202,7 +202,7 @@ impl Prefetcher {
                 start
             };
             let ahead = prefetcher.fetch_ahead(&image, known, &listener, is_over);
-            let (is_news, start) = tokio::join!(ahead, record);
+            let (registry, start) = tokio::join!(ahead, record);
             let (touched, missed) = listener.counts();
             let name = image.repository.describe();
             tracing::info!(
@@ -213,8 +213,8 @@ impl Prefetcher {
             );
             let keeps = matches!(prefetcher.settings.ahead, Ahead::Learn | Ahead::Record);
             if let Some(start) = start.filter(|_| keeps) {
-                prefetcher.keep(&image, &start, is_news).await;
-                prefetcher.teach(&image, &start, is_news).await;
+                prefetcher.keep(&image, &start, registry).await;
+                prefetcher.teach(&image, &start, registry).await;
             }
             prefetcher.bring_the_rest(&image.blobs).await;
         });
@@ -227,17 +227,17 @@ impl Prefetcher {
     }
 
     /// Fetches the chunks that the start most likely reads; without a trace also those that follow
-    /// from its misses, which the `listener` reports, until it `is_over`. Returns whether the
-    /// registry lacks a trace.
+    /// from its misses, which the `listener` reports, until it `is_over`. Returns what the
+    /// registry said of a trace.
     async fn fetch_ahead(
         &self,
         image: &Image,
         known: Known,
         listener: &MissListener,
         is_over: oneshot::Receiver<()>,
-    ) -> bool {
+    ) -> RegistryTrace {
         if self.settings.ahead == Ahead::Record {
-            return false;
+            return RegistryTrace::Present;
         }
         let Known { trace, asked, lesson, asked_lesson, early } = known;
         let (is_asked, is_ours) = (asked.is_some(), trace.is_some());
@@ -285,7 +285,10 @@ impl Prefetcher {
             let guess = content::fetch_guessed(self, image, listener);
             tokio::join!(lesson, guess, escalate);
         }
-        is_asked && trace.is_none()
+        match is_asked && trace.is_none() {
+            true => RegistryTrace::Missing,
+            false => RegistryTrace::Present,
+        }
     }
 
     /// The places of a lesson's hot parts in the image.

@@ -1,5 +1,6 @@
 //! The images that a node may run: attacks by a tenant, and the operator's policy.
 
+mod keyless;
 pub(crate) mod signer;
 mod statements;
 mod verify_image;

@@ -61,10 +61,7 @@ impl Signer {
         digest: &Digest,
         reference: &str,
     ) {
-        let payload = format!(
-            r#"{{"critical":{{"identity":{{"docker-reference":"{reference}"}},"image":{{"docker-manifest-digest":"{digest}"}},"type":"cosign container image signature"}},"optional":null}}"#
-        );
-        self.tag_payload(registry, repository, digest, payload.as_bytes());
+        self.tag_payload(registry, repository, digest, payload(reference, digest).as_bytes());
     }
 
     /// The same with another payload.
@@ -75,24 +72,13 @@ impl Signer {
         digest: &Digest,
         payload: &[u8],
     ) {
-        let layer = registry.put_blob(repository, payload);
-        let config = registry.put_blob(repository, b"{}");
-        let manifest = json!({
-            "schemaVersion": 2, "mediaType": MANIFEST,
-            "config": { "mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 2 },
-            "layers": [{
-                "mediaType": "application/vnd.dev.cosign.simplesigning.v1+json",
-                "digest": layer, "size": payload.len(),
-                "annotations": { "dev.cosignproject.cosign/signature": self.sign(payload) },
-            }],
-        });
-        let tag = signature_tag(digest);
-        registry.put_manifest(repository, &tag, MANIFEST, manifest.to_string().as_bytes());
+        let annotations = json!({ "dev.cosignproject.cosign/signature": self.sign(payload) });
+        put_tag(registry, repository, digest, payload, &annotations);
     }
 
     /// Signs the image with `digest`, in the way of cosign 3.
     pub(crate) fn refer(&self, registry: &FakeRegistry, repository: &str, digest: &Digest) {
-        let predicate = ("https://sigstore.dev/cosign/sign/v1", json!({}));
+        let predicate = (SIGNED, json!({}));
         self.state(registry, repository, (None, digest), predicate);
     }
 
@@ -121,15 +107,7 @@ impl Signer {
         (name, digest): (Option<&str>, &Digest),
         (kind, predicate): (&str, Value),
     ) {
-        let mut subject = json!({ "digest": { "sha256": digest.hex() } });
-        if let Some(name) = name {
-            subject["name"] = name.into();
-        }
-        let statement = json!({
-            "_type": "https://in-toto.io/Statement/v1",
-            "subject": [subject], "predicateType": kind, "predicate": predicate,
-        });
-        let payload = statement.to_string();
+        let payload = statement((name, digest), (kind, predicate));
         let signed = format!("DSSEv1 28 application/vnd.in-toto+json {} {payload}", payload.len());
         let bundle = json!({
             "mediaType": BUNDLE,
@@ -140,19 +118,71 @@ impl Signer {
                 "signatures": [{ "sig": self.sign(signed.as_bytes()) }],
             },
         });
-        let bundle = bundle.to_string();
-        let layer = registry.put_blob(repository, bundle.as_bytes());
-        let config = registry.put_blob(repository, b"{}");
-        let manifest = json!({
-            "schemaVersion": 2, "mediaType": MANIFEST, "artifactType": BUNDLE,
-            "config": { "mediaType": "application/vnd.oci.empty.v1+json", "digest": config, "size": 2 },
-            "layers": [{ "mediaType": BUNDLE, "digest": layer, "size": bundle.len() }],
-            "subject": { "mediaType": MANIFEST, "digest": digest, "size": 1 },
-        });
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let tag = format!("bundle-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        registry.put_manifest(repository, &tag, MANIFEST, manifest.to_string().as_bytes());
+        put_bundle(registry, repository, digest, &bundle.to_string());
     }
+}
+
+/// The predicate of cosign 3's signatures.
+pub(crate) const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
+
+/// What cosign 2 signs.
+pub(crate) fn payload(reference: &str, digest: &Digest) -> String {
+    format!(
+        r#"{{"critical":{{"identity":{{"docker-reference":"{reference}"}},"image":{{"docker-manifest-digest":"{digest}"}},"type":"cosign container image signature"}},"optional":null}}"#
+    )
+}
+
+/// An in-toto statement.
+pub(crate) fn statement(
+    (name, digest): (Option<&str>, &Digest),
+    (kind, predicate): (&str, Value),
+) -> String {
+    let mut subject = json!({ "digest": { "sha256": digest.hex() } });
+    if let Some(name) = name {
+        subject["name"] = name.into();
+    }
+    let statement = json!({
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [subject], "predicateType": kind, "predicate": predicate,
+    });
+    statement.to_string()
+}
+
+/// Stores a payload and its signature, which is in `annotations`, in the way of cosign 2.
+pub(crate) fn put_tag(
+    registry: &FakeRegistry,
+    repository: &str,
+    digest: &Digest,
+    payload: &[u8],
+    annotations: &Value,
+) {
+    let layer = registry.put_blob(repository, payload);
+    let config = registry.put_blob(repository, b"{}");
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": MANIFEST,
+        "config": { "mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 2 },
+        "layers": [{
+            "mediaType": "application/vnd.dev.cosign.simplesigning.v1+json",
+            "digest": layer, "size": payload.len(), "annotations": annotations,
+        }],
+    });
+    let tag = signature_tag(digest);
+    registry.put_manifest(repository, &tag, MANIFEST, manifest.to_string().as_bytes());
+}
+
+/// Makes a bundle a referrer of the image with `digest`, in the way of cosign 3.
+pub(crate) fn put_bundle(registry: &FakeRegistry, repository: &str, digest: &Digest, bundle: &str) {
+    let layer = registry.put_blob(repository, bundle.as_bytes());
+    let config = registry.put_blob(repository, b"{}");
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": MANIFEST, "artifactType": BUNDLE,
+        "config": { "mediaType": "application/vnd.oci.empty.v1+json", "digest": config, "size": 2 },
+        "layers": [{ "mediaType": BUNDLE, "digest": layer, "size": bundle.len() }],
+        "subject": { "mediaType": MANIFEST, "digest": digest, "size": 1 },
+    });
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let tag = format!("bundle-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+    registry.put_manifest(repository, &tag, MANIFEST, manifest.to_string().as_bytes());
 }
 
 /// The tag under which cosign 2 stores signatures.

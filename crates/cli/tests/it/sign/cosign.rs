@@ -5,10 +5,12 @@ use std::{ffi::OsString, process::Command};
 use lazuli_testkit::{
     kernel::{Feature, require},
     registry::FakeRegistry,
+    sigstore::{Identity, Sigstore},
 };
+use serde_json::json;
 
 use super::{Keys, evidence, evidence::Evidence, in_registry, source};
-use crate::{lazuli::Lazuli, registry::Registry};
+use crate::{lazuli::Lazuli, policy::signer, registry::Registry};
 
 /// cosign, if `LAZULI_COSIGN` names it. Its build takes minutes, so it is never required.
 fn cosign() -> Option<OsString> {
@@ -159,5 +161,35 @@ fn we_sign_with_cosigns_key_and_verify_what_cosign_signs() {
     ]);
     for keys in [&keys, &others] {
         assert_eq!(evidence(&lazuli, &lazy, keys).payloads, [repository("lazy")]);
+    }
+}
+
+/// The outside reader of the instance with which the tests sign.
+#[test]
+fn cosign_verifies_signatures_by_identities_of_the_test_instance() {
+    let Some(program) = cosign() else { return };
+    let lazuli = Lazuli::new();
+    let cosign = Cosign(program, &lazuli);
+    let registry = FakeRegistry::start().unwrap();
+    let (image, digest) = in_registry(&lazuli, &registry);
+    let sigstore = Sigstore::default();
+    std::fs::write(lazuli.path("root.json"), sigstore.trusted_root()).unwrap();
+    let identity = Identity { issuer: "https://token.example", subject: "https://git.example/app" };
+    let payload = signer::payload(image.trim_end_matches(":1"), &digest);
+    let annotations = sigstore.annotations(identity, &payload);
+    signer::put_tag(&registry, "app", &digest, payload.as_bytes(), &annotations);
+    let statement = signer::statement((None, &digest), (signer::SIGNED, json!({})));
+    signer::put_bundle(&registry, "app", &digest, &sigstore.bundle(identity, &statement));
+    let verify = |subject: &str, bundle: &str| {
+        let subject = format!("--certificate-identity={subject}");
+        let issuer = format!("--certificate-oidc-issuer={}", identity.issuer);
+        let format = format!("--new-bundle-format={bundle}");
+        cosign.run(&["verify", "--trusted-root=root.json", &subject, &issuer, &format, &image])
+    };
+    for format in ["true", "false"] {
+        let (verified, said) = verify(identity.subject, format);
+        assert!(verified, "{format}: {said}");
+        let (verified, said) = verify("https://git.example/other", format);
+        assert!(!verified, "{format}: {said}");
     }
 }

@@ -18,6 +18,7 @@ use std::{
 
 use bytes::Bytes;
 use lazuli_image::Digest;
+use lazuli_sys::path_error::At as _;
 use reqwest::{
     Method, Response, StatusCode, Url,
     header::{CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RANGE},
@@ -31,7 +32,7 @@ use tokio::{
 use crate::{
     blob::{BlobReader, Growing, Growth, Progress, Pushed},
     distribution::pull,
-    error::{self, At as _, RegistryError},
+    error::{self, RegistryError},
     repository::{BlobContent, Pull},
     transport::{
         client::{Call, Client},

@@ -7,10 +7,11 @@ use std::{
     path::Path,
 };
 
+use lazuli_sys::path_error::At as _;
 use rustix::fs::OFlags;
 use tempfile::{NamedTempFile, TempPath};
 
-use crate::error::{At as _, RegistryError};
+use crate::error::RegistryError;
 
 /// Prefix of names of incomplete files.
 const PARTIAL: &str = ".partial-";
@@ -44,7 +45,7 @@ pub(super) fn take_over(from: &Path, path: &Path, size: u64) -> Result<bool, Reg
 }
 
 pub(super) fn write_whole(path: &Path, content: &[u8]) -> Result<(), RegistryError> {
-    write_atomically(path, |file| file.write_all(content).at(path))
+    write_atomically(path, |file| Ok(file.write_all(content).at(path)?))
 }
 
 /// Lets `write` fill a file beside `path`, syncs it and gives it its name. On failure nothing is
@@ -68,7 +69,7 @@ pub(super) fn write_atomically(
 fn publish(beside: TempPath, file: &File, path: &Path) -> Result<(), RegistryError> {
     file.sync_all().at(path)?;
     beside.persist(path).at(path)?;
-    File::open(directory(path)).and_then(|directory| directory.sync_all()).at(path)
+    Ok(File::open(directory(path)).and_then(|directory| directory.sync_all()).at(path)?)
 }
 
 fn directory(path: &Path) -> &Path {

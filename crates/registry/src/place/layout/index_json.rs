@@ -3,13 +3,14 @@
 use std::fs::File;
 
 use lazuli_image::{Digest, oci::Descriptor};
+use lazuli_sys::path_error::At as _;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 
 use super::{Layout, files::write_whole};
 use crate::{
     distribution::referrers::is_beside_image,
-    error::{At as _, RegistryError},
+    error::RegistryError,
     manifest::{self, Parsed},
     name::Selector,
 };

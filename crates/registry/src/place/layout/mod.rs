@@ -35,12 +35,13 @@ use lazuli_image::{
     Digest, Stored,
     oci::{Descriptor, Platform},
 };
+use lazuli_sys::path_error::At as _;
 
 use self::{files::open_regular, unnamed::Unnamed};
 use crate::{
     blob::{BlobReader, Progress, Pushed},
     distribution::small_blob,
-    error::{At as _, RegistryError},
+    error::RegistryError,
     manifest::{self, DOCUMENT_LIMIT, Document, Manifest, Parsed},
     name::{ImageName, LayoutName, Selector},
     repository::{BlobContent, Pull, Push, PushBy, Referrers, SmallBlob},
@@ -224,7 +225,7 @@ impl Pull for Layout {
 
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
         let path = self.blob_path(digest);
-        tokio::fs::try_exists(&path).await.at(path)
+        Ok(tokio::fs::try_exists(&path).await.at(path)?)
     }
 
     async fn blob_size(&self, digest: &Digest) -> Result<u64, RegistryError> {

@@ -8,6 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use lazuli_image::{Algorithm, Digest};
+use lazuli_sys::path_error::At as _;
 
 use super::{
     Layout,
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::{
     blob::{Progress, Pushed, into_blocking},
-    error::{self, At as _, RegistryError},
+    error::{self, RegistryError},
     manifest::Document,
     name::Selector,
     repository::{BlobContent, PushBy},

@@ -15,12 +15,12 @@ use expected::Expected;
 use fetch_locks::FetchLocks;
 use lazuli_policy::Gate;
 use lazuli_registry::Options;
+use lazuli_sys::path_error::At as _;
 use logins::Logins;
 use pins::Pins;
 use recent::Recent;
 
 use super::{DaemonError, Settings, api::MountRequest};
-use crate::path_error::At as _;
 
 /// What admission goes by, and what is on its way through it.
 #[derive(Debug)]

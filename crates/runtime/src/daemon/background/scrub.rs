@@ -9,6 +9,7 @@ use std::{
 };
 
 use lazuli_image::Digest;
+use lazuli_sys::path_error::At as _;
 
 use crate::{
     cache::{Cache, CacheError},
@@ -20,7 +21,6 @@ use crate::{
     },
     image::{self, StoredImage},
     kernel::pages,
-    path_error::At as _,
 };
 
 impl Node {

@@ -9,6 +9,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use lazuli_image::Digest;
 use lazuli_registry::{ImageName, Keyring, Login, Manifest, Options};
+use lazuli_sys::path_error::At as _;
 
 use super::{
     DaemonError,
@@ -21,7 +22,6 @@ use super::{
         parts::{Explain, MirrorActivity},
     },
 };
-use crate::path_error::At as _;
 
 /// Pause before a mount point is tried again that another request works on.
 const OTHERS: Duration = Duration::from_millis(10);

@@ -11,7 +11,10 @@ use std::{
 
 use lazuli_policy::Verified;
 use lazuli_registry::ImageName;
-use lazuli_sys::mountinfo::{self, MountEntry};
+use lazuli_sys::{
+    mountinfo::{self, MountEntry},
+    path_error::{At as _, PathError},
+};
 
 use super::{mount::mount_error, table::Mount};
 use crate::{
@@ -37,7 +40,6 @@ use crate::{
         mount::Backing,
         pages,
     },
-    path_error::{At as _, PathError},
 };
 
 /// The state that an earlier worker left, as far as it was taken over.

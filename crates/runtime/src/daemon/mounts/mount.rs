@@ -3,7 +3,7 @@
 use std::{io, path::Path, sync::Arc, time::Instant};
 
 use lazuli_registry::{ImageName, IndexTrust, Platform};
-use lazuli_sys::mountinfo;
+use lazuli_sys::{mountinfo, path_error::At as _};
 
 use super::table::{Mount, seen_at};
 use crate::{
@@ -20,7 +20,6 @@ use crate::{
         fuse::MountPoint,
         mount::{self, Suid},
     },
-    path_error::At as _,
     prefetch::{Known, Metadata},
 };
 

@@ -13,6 +13,7 @@ use lazuli_policy::SignedIndex;
 use lazuli_registry::{
     Document, ImageName, IndexTrust, Manifest, Options, Parsed, Repository, config,
 };
+use lazuli_sys::path_error::At as _;
 use tokio::io::AsyncReadExt as _;
 
 use super::{
@@ -20,10 +21,7 @@ use super::{
     store::{ImageRecord, LayerRecord, Stated},
     vouched::{Vouched, VouchedLayer},
 };
-use crate::{
-    daemon::{DaemonError, api::MountRequest},
-    path_error::At as _,
-};
+use crate::daemon::{DaemonError, api::MountRequest};
 
 /// Maximum size of the index of one layer, in bytes.
 const INDEX_LIMIT: u64 = 256 << 20;

@@ -16,7 +16,7 @@ pub struct PathError {
 }
 
 /// Adds a path to errors.
-pub(crate) trait At<T> {
+pub trait At<T> {
     /// The same, with errors about `path`.
     fn at(self, path: impl AsRef<Path>) -> Result<T, PathError>;
 }

@@ -55,7 +55,7 @@ def main(argv):
     parser.add_argument("images", nargs="*", default=IMAGES, metavar="IMAGE", help="of bench/corpus")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shapes", default="0,1,2", help="their numbers, separated by commas")
-    parser.add_argument("--contenders", help="names, separated by commas, besides overlayfs; all that are here unless named")
+    parser.add_argument("--contenders", help="names, separated by commas, besides overlayfs; all that are here, without variants, unless named")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/hello.json")
     args = parser.parse_args(argv)
     need_root()
@@ -77,7 +77,8 @@ def main(argv):
 
 def choose(names):
     """The contenders that are wanted and here, and why others are not."""
-    wanted = [c for c in contenders() if not names or c.name in ["overlayfs", *names.split(",")]]
+    named = ["overlayfs", *names.split(",")] if names else []
+    wanted = [c for c in contenders() if (c.name in named if names else not c.is_variant)]
     reasons = {contender.title: contender.missing() for contender in wanted}
     here = [contender for contender in wanted if not reasons[contender.title]]
     return here, ABSENT | {title: reason for title, reason in reasons.items() if reason}

@@ -33,7 +33,7 @@ def main(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage=argparse.SUPPRESS)
     parser.add_argument("--counts", default="1,2,4,8,16,32", help="numbers of images, separated by commas")
-    parser.add_argument("--contenders", help="names, separated by commas, besides overlayfs; all that are here unless named")
+    parser.add_argument("--contenders", help="names, separated by commas, besides overlayfs; all that are here, without variants, unless named")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/scale.json")
     args = parser.parse_args(argv)
     need_root()

@@ -46,7 +46,7 @@ def main(argv):
                                      usage=argparse.SUPPRESS)
     parser.add_argument("images", nargs="*", default=IMAGES, metavar="FROM")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--contenders", help="names, separated by commas, besides overlayfs; all that are here unless named")
+    parser.add_argument("--contenders", help="names, separated by commas, besides overlayfs; all that are here, without variants, unless named")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/update.json")
     args = parser.parse_args(argv)
     need_root()

@@ -63,6 +63,11 @@ CRI_2 = """
   snapshotter = "{snapshotter}"
 """
 
+HOSTS = """
+[plugins."{images}".registry]
+  config_path = "{hosts}"
+"""
+
 PROXY = """
 [proxy_plugins.{snapshotter}]
   type = "snapshot"
@@ -81,11 +86,12 @@ PAUSE = "lazuli.example/pause:1"
 @dataclass
 class Service:
     """A snapshotter of a node. What is not containerd's own has a socket, and processes, which may
-    change."""
+    change. `hosts` is a directory of hosts.toml files."""
 
     snapshotter: str
     socket: Path | None = None
     processes: callable = field(default=list)
+    hosts: Path | None = None
 
 
 @dataclass
@@ -201,7 +207,10 @@ def configuration(work, socket, service):
     text = CONFIG + (CRI_2 if current else CRI_1)
     if service.socket:
         text += PROXY + (EXPORTS if current else "")
-    return text.format(version=3 if current else 2, work=work, root=work / "root", state=work / "state", socket=socket,
+    if service.hosts:
+        text += HOSTS
+    images = "io.containerd.cri.v1.images" if current else "io.containerd.grpc.v1.cri"
+    return text.format(images=images, hosts=service.hosts, version=3 if current else 2, work=work, root=work / "root", state=work / "state", socket=socket,
                        pause=PAUSE, snapshotter=service.snapshotter, address=service.socket)
 
 

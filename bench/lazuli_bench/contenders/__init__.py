@@ -17,6 +17,8 @@ class Contender:
     """One way. `name` is a word for results, `title` what people read."""
 
     name = title = ""
+    # Only measured where it is named.
+    is_variant = False
 
     @property
     def form(self):
@@ -52,5 +54,5 @@ def program(name):
 def contenders():
     """All of them, in the order of tables."""
     from . import erofs, lazuli, nydus, overlayfs, stargz
-    return [overlayfs.Overlayfs(), lazuli.Fanotify(), lazuli.Fuse(), lazuli.Traced(), stargz.Stargz(), nydus.Nydus(),
-            erofs.Erofs()]
+    return [overlayfs.Overlayfs(), lazuli.Fanotify(), lazuli.Fuse(), lazuli.Traced(), lazuli.Mirrored(),
+            lazuli.MirroredOverlayfs(), stargz.Stargz(), nydus.Nydus(), erofs.Erofs()]

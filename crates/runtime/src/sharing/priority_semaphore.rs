@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn images_take_turns() {
+    async fn an_image_that_holds_fewer_permits_is_served_first() {
         let budget = PrioritySemaphore::new(2);
         let mut held = vec![budget.take(1, &of(HOG)).await, budget.take(1, &of(HOG)).await];
         let order = Mutex::new(Vec::new());

@@ -36,7 +36,7 @@ use self::{
 use super::{
     Image, Prefetcher,
     ahead::{self, ChunkAt, Gauge, Pace, Purpose, RoundTrip},
-    turn,
+    timed_slot::TimedSlot,
 };
 use crate::cache::CachedBlob;
 
@@ -68,18 +68,18 @@ const LONGEST: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(super) struct Escalation {
     pace: Pace,
-    turn: turn::Turn,
+    slot: TimedSlot,
     waiting: AtomicUsize,
 }
 
 impl Default for Escalation {
     fn default() -> Self {
-        let (turn, waiting) = Default::default();
-        Escalation { pace: Pace::from(LEAST), turn, waiting }
+        let (slot, waiting) = Default::default();
+        Escalation { pace: Pace::from(LEAST), slot, waiting }
     }
 }
 
-/// A start that waits for its turn.
+/// A start that waits for the slot.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl Drop for Waiting<'_> {
@@ -89,18 +89,19 @@ impl Drop for Waiting<'_> {
 }
 
 impl Escalation {
-    /// Does `work` when it is its turn, which it keeps for [`LONGEST`] at most.
-    async fn in_turn<T>(&self, work: impl Future<Output = T>) -> T {
+    /// Runs `work` while it holds the slot, for [`LONGEST`] at most.
+    async fn in_slot<T>(&self, work: impl Future<Output = T>) -> T {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let waiting = Waiting(&self.waiting);
         let work = async {
             drop(waiting);
             work.await
         };
-        self.turn.take(LONGEST, work).await
+        self.slot.run(LONGEST, work).await
     }
 
-    /// Returns whether a start with this many bytes in its turn should yield to another one.
+    /// Returns whether a start that has fetched this many bytes in its round should yield to
+    /// another one.
     fn is_enough(&self, bytes: u64) -> bool {
         bytes >= NEAR * self.pace.bytes() && self.waiting.load(Ordering::Relaxed) > 0
     }
@@ -151,11 +152,11 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
         }
         let step = async {
             gauge.pause();
-            let order = Turn { start: &mut start, bytes: 0 };
+            let order = Round { start: &mut start, bytes: 0 };
             let hint = Purpose::Hint(&prefetcher.cache);
             ahead::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, hint).await
         };
-        if escalation.in_turn(step).await.is_err() {
+        if escalation.in_slot(step).await.is_err() {
             // Readers of chunks that cannot be fetched get the error.
             return;
         }
@@ -278,13 +279,13 @@ impl Start<'_> {
     }
 }
 
-/// Chunks for as long as a start's turn lasts.
-struct Turn<'a, 'b> {
+/// The chunks that a start fetches before it yields the slot.
+struct Round<'a, 'b> {
     start: &'a mut Start<'b>,
     bytes: u64,
 }
 
-impl Iterator for Turn<'_, '_> {
+impl Iterator for Round<'_, '_> {
     type Item = ChunkAt;
 
     fn next(&mut self) -> Option<ChunkAt> {

@@ -307,7 +307,7 @@ async fn crowd(memory: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<
         drop(answer);
     });
     futures_util::future::join_all(reads).await;
-    assert_eq!(scene.asked()[1], 0, "a read that waits for its turn does not go elsewhere");
+    assert_eq!(scene.asked()[1], 0, "a read that waits for a request slot asks no other source");
     (started.elapsed(), order.into_inner().unwrap())
 }
 

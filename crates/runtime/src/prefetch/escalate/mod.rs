@@ -40,26 +40,26 @@ use super::{
 };
 use crate::cache::CachedBlob;
 
-/// How long an order of files is used, whatever is read meanwhile. Ordering 50,000 files takes 4
-/// ms.
+/// Minimum interval between two orderings of the files. Ordering 50,000 files takes 4 ms, so
+/// ordering uses at most 8 % of a processor.
 const HOLDS: Duration = Duration::from_millis(50);
 
-/// Initial bytes in flight, fewer than for certain reads of a start: other readers wait behind
-/// them, and a start with few misses, or with a registry nearby, should cost few bytes.
+/// Initial bytes in flight. Fewer than for a recorded start, because other readers wait behind
+/// them, and because a start with few misses or a near registry should cost few bytes.
 const LEAST: u64 = 256 << 10;
 
 /// Bytes that a miss buys, as a multiple of those that fill the link.
 const NEAR: u64 = 2;
 const ANYWHERE: u64 = 4;
 
-/// Bytes after which it is judged what they were good for, as a multiple of those that fill the
-/// link.
+/// Bytes that a start gets before its misses buy less if most bytes were not read, as a multiple of
+/// those that fill the link: what four to eight misses buy.
 const TRIAL: u64 = 16;
 
-/// Most bytes in flight that a miss buys a multiple of: 1 Gbit/s at 32 ms.
+/// Upper bound for the bytes that fill the link: 1 Gbit/s at 32 ms.
 const FULL: u64 = 4 << 20;
 
-/// How long one start delays the others: more than a registry that answers needs to fill the link
+/// How long one start may hold the slot: longer than a registry that answers needs to fill the link
 /// twice.
 const LONGEST: Duration = Duration::from_millis(250);
 

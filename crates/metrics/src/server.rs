@@ -40,7 +40,7 @@ pub type Measure = dyn Fn() -> BoxFuture<'static, Vec<Family>> + Send + Sync;
 const CONNECTIONS: usize = 64;
 
 /// Time limit for a connection, from accept to the last byte of its answer: Prometheus's default
-/// scrape timeout, after which nobody reads the answer.
+/// scrape timeout, after which it no longer reads the answer.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
 
 /// Time limit for the head of a request.

@@ -130,8 +130,8 @@ impl Lesson {
         self.chunks.truncate(MAX_CHUNKS);
     }
 
-    /// Encodes the lesson in at most [`MAX_BYTES`] bytes. If it is too long, the chunks touched last
-    /// are left out.
+    /// Encodes the lesson in at most [`MAX_BYTES`] bytes. If it is too long, it leaves out the
+    /// chunks touched last.
     pub fn encode(&self) -> Vec<u8> {
         let mut count = self.chunks.len();
         loop {

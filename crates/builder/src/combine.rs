@@ -34,7 +34,7 @@ pub struct Combined {
     pub tree: Tree,
     /// The blobs that are in use.
     pub blobs: Vec<BlobRecord>,
-    /// The first part that has each of them.
+    /// The first image that has each of them.
     pub homes: Vec<usize>,
     options: BootstrapOptions,
 }
@@ -46,22 +46,22 @@ impl Combined {
     }
 }
 
-/// Lays the trees of `parts` over each other, lowest first, as if they were layers.
+/// Lays the trees of `sources` over each other, lowest first, as if they were layers.
 ///
 /// # Errors
-/// An image has one chunk size, one digest algorithm and one codec, so its parts have to have the
-/// same; and parts that share a blob have to agree about it.
-pub fn combine<B: AsRef<[u8]>>(parts: &[SourceImage<'_, B>]) -> Result<Combined, BuildError> {
+/// The sources differ in chunk size, digest algorithm or codec, of which an image has one each, or
+/// disagree about a blob that they share.
+pub fn combine<B: AsRef<[u8]>>(sources: &[SourceImage<'_, B>]) -> Result<Combined, BuildError> {
     let mut known = Blobs::default();
     let mut overlay = Overlay::new();
-    for (number, part) in parts.iter().enumerate() {
-        let numbers = known.add(part, number)?;
-        let tree = part.image.tree()?;
+    for (number, source) in sources.iter().enumerate() {
+        let numbers = known.add(source, number)?;
+        let tree = source.image.tree()?;
         // The reader has checked that references are to blobs of the image.
         let place = |blob: BlobIndex| numbers[usize::from(blob.0)];
-        let entries = image::entries(&tree, part.of, place)
-            .map_err(|problem| BuildError::Layer { layer: part.name.clone(), problem })?;
-        overlay.apply(&part.name, entries)?;
+        let entries = image::entries(&tree, source.of, place)
+            .map_err(|problem| BuildError::Layer { layer: source.name.clone(), problem })?;
+        overlay.apply(&source.name, entries)?;
     }
     let mut tree = overlay.finish();
     let mut used = BTreeSet::new();
@@ -75,23 +75,23 @@ pub fn combine<B: AsRef<[u8]>>(parts: &[SourceImage<'_, B>]) -> Result<Combined,
     Ok(Combined { tree, blobs, homes, options: known.options.unwrap_or_default() })
 }
 
-/// The blobs of the parts added so far.
+/// The blobs of the images added so far.
 #[derive(Default)]
 struct Blobs {
-    /// Each blob once, with the first part that has it.
+    /// Each blob once, with the first image that has it.
     blobs: Vec<(BlobRecord, usize)>,
-    /// Those of the first part with blobs.
+    /// Those of the first image with blobs.
     options: Option<BootstrapOptions>,
 }
 
 impl Blobs {
-    /// Adds the blobs of a part. Returns their numbers in the combined image.
+    /// Adds the blobs of an image. Returns their numbers in the combined image.
     fn add<B: AsRef<[u8]>>(
         &mut self,
-        part: &SourceImage<'_, B>,
+        source: &SourceImage<'_, B>,
         number: usize,
     ) -> Result<Vec<BlobIndex>, BuildError> {
-        let SourceImage { name, image, .. } = part;
+        let SourceImage { name, image, .. } = source;
         if !image.blobs().is_empty() {
             let options = BootstrapOptions {
                 chunk_size: image.chunk_size(),

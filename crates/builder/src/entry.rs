@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_paths_apart() {
+    fn a_path_is_its_parent_joined_with_its_last_name() {
         let path = EntryPath::parse(b"a/b/c").unwrap();
         assert_eq!((path.last(), path.parent().as_bytes()), (&b"c"[..], &b"a/b"[..]));
         assert_eq!(path.parent().join(b"c").unwrap(), path);

@@ -1,13 +1,13 @@
 //! Converts images to lazy ones.
 //!
-//! [`build`] takes the layers of an image, lowest first, and makes data blobs and a bootstrap;
-//! [`merge`] takes the same way only as far as the tree and the digests of its chunks, to compare
-//! an image with what it was made from. [`build_with`] stores only what a [`Dictionary`] of stored
-//! blobs does not have, and takes layers that were read before from their [`LayerRecord`]; with a
-//! [`Base`], layers on top of a stored image. [`bake`] moves the chunks of a finished image to
-//! where a start finds them soon; [`index`] makes an image that stays as it is readable in places;
-//! [`combine`] lays finished images over each other, also those of single layers that
-//! [`build_layer`] makes; [`unpack`] makes something plain of an image.
+//! [`build`] converts the layers of an image, lowest first, to data blobs and a bootstrap.
+//! [`merge`] stops at the tree and the digests of its chunks, to compare an image with its source.
+//! [`build_with`] stores only chunks that no blob of a [`Dictionary`] has, skips layers that have a
+//! [`LayerRecord`], and adds layers to a stored image with a [`Base`]. [`bake`] reorders the chunks
+//! of a finished image so that those of a start come first. [`index`] makes parts of an unmodified
+//! image readable. [`combine`] overlays finished images, including those of single layers from
+//! [`build_layer`]. [`unpack`] converts a lazy image back to a tar, a directory or an ordinary
+//! image.
 //!
 //! ```text
 //! layer ─ stream ─ tar ─┐                     ┌─ overlay ─ tree ──────────────┐

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_pinned() {
+    fn an_image_name_is_pinned_to_its_digest() {
         let [one, two] = ["1", "2"].map(|digit| format!("sha256:{}", digit.repeat(64)));
         for (reference, expected) in [
             ("r.example/a:1".to_owned(), format!("r.example/a:1@{two}")),

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_each_difference() {
+    fn each_difference_is_listed_with_its_path() {
         let base = tree(&[("a", 1), ("b", 2)], Some(("c", "a")));
         assert_eq!(differences(&base, &base), Vec::<String>::new());
         let other = tree(&[("a", 1), ("b", 3)], Some(("c", "a")));

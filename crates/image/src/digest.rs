@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_vectors() {
+    fn digests_of_nothing_are_the_published_ones() {
         let empty = Algorithm::Sha256.digest(b"");
         assert_eq!(
             empty.to_string(),

@@ -10,11 +10,11 @@
 //! files                              number of files, then for each, in ascending order of paths:
 //!   shared                           bytes that its path has in common with the one before
 //!   rest                             number of further bytes, then these
-//! parts, to the end:
+//! chunks, to the end:
 //!   file                             position in the list above
-//!   part                             which chunk of the file, from 0
+//!   number                           which chunk of the file, from 0
 //!   digest                           the first 8 bytes of the digest of the decoded chunk
-//!   milliseconds                     since the part before, from the first touch on
+//!   milliseconds                     since the chunk before, from the first touch on
 //!   starts                           in which it was touched
 //! ```
 
@@ -33,8 +33,8 @@ const MAGIC: &[u8] = b"lazuli trace 2\n";
 /// Maximum size of an encoded lesson, in bytes: 64 KiB as base64, as of a trace.
 pub const MAX_BYTES: usize = 48 << 10;
 
-/// Maximum number of parts. Those touched last are left out.
-pub const MAX_PARTS: usize = 8192;
+/// Maximum number of chunks. Those touched last are left out.
+pub const MAX_CHUNKS: usize = 8192;
 
 /// Maximum size of a path in bytes, as in Linux.
 const MAX_PATH: u32 = 4096;
@@ -42,7 +42,7 @@ const MAX_PATH: u32 = 4096;
 /// Starts after which older ones begin to count less.
 const MAX_STARTS: u32 = 16;
 
-/// A part is hot when at least one in this many starts touched it.
+/// A chunk is hot when at least one in this many starts touched it.
 const HOT: u32 = 4;
 
 /// The beginning of a chunk's digest. Two chunks that have it in common cost bytes at most.
@@ -60,7 +60,7 @@ pub struct FileChunk {
     /// The path of the file from the root, without a slash before it.
     pub path: Arc<[u8]>,
     /// The chunk's number in the file.
-    pub part: u32,
+    pub number: u32,
     /// The beginning of its digest.
     pub mark: Mark,
     /// Milliseconds from the first touch of the start to this one.
@@ -73,17 +73,17 @@ pub struct FileChunk {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lesson {
     starts: u32,
-    parts: Vec<FileChunk>,
+    chunks: Vec<FileChunk>,
 }
 
 impl Lesson {
-    /// A lesson of one start from the parts that it touched, in order.
+    /// A lesson of one start from the chunks that it touched, in order.
     pub fn of_start(touched: impl IntoIterator<Item = FileChunk>) -> Self {
-        let parts = touched.into_iter().filter(|part| part.path.len() <= MAX_PATH as usize);
-        let mut parts: Vec<_> = parts.map(|part| FileChunk { starts: 1, ..part }).collect();
-        parts.sort_by_key(|part| part.at);
-        parts.truncate(MAX_PARTS);
-        Lesson { starts: 1, parts }
+        let chunks = touched.into_iter().filter(|chunk| chunk.path.len() <= MAX_PATH as usize);
+        let mut chunks: Vec<_> = chunks.map(|chunk| FileChunk { starts: 1, ..chunk }).collect();
+        chunks.sort_by_key(|chunk| chunk.at);
+        chunks.truncate(MAX_CHUNKS);
+        Lesson { starts: 1, chunks }
     }
 
     /// Starts that were recorded.
@@ -91,48 +91,49 @@ impl Lesson {
         self.starts
     }
 
-    /// All parts that were touched, the first one first.
-    pub fn parts(&self) -> &[FileChunk] {
-        &self.parts
+    /// All chunks that were touched, the first one first.
+    pub fn chunks(&self) -> &[FileChunk] {
+        &self.chunks
     }
 
-    /// The parts that the next start will most likely touch: those of at least a quarter of the
+    /// The chunks that the next start will most likely touch: those of at least a quarter of the
     /// starts, in order.
     pub fn hot(&self) -> impl Iterator<Item = &FileChunk> {
-        self.parts.iter().filter(|part| part.starts * HOT >= self.starts)
+        self.chunks.iter().filter(|chunk| chunk.starts * HOT >= self.starts)
     }
 
-    /// Merges a later lesson. Parts that later starts no longer read fade out.
+    /// Merges a later lesson. Chunks that later starts no longer read fade out.
     pub fn merge(&mut self, later: &Lesson) {
         let mut known: HashMap<(Arc<[u8]>, u32), FileChunk> = HashMap::new();
-        for part in self.parts.drain(..) {
-            known.insert((part.path.clone(), part.part), part);
+        for chunk in self.chunks.drain(..) {
+            known.insert((chunk.path.clone(), chunk.number), chunk);
         }
-        for part in &later.parts {
-            let key = (part.path.clone(), part.part);
-            let known = known.entry(key).or_insert_with(|| FileChunk { starts: 0, ..part.clone() });
-            known.starts += part.starts;
-            known.at = known.at.min(part.at);
-            known.mark = part.mark;
+        for chunk in &later.chunks {
+            let key = (chunk.path.clone(), chunk.number);
+            let known =
+                known.entry(key).or_insert_with(|| FileChunk { starts: 0, ..chunk.clone() });
+            known.starts += chunk.starts;
+            known.at = known.at.min(chunk.at);
+            known.mark = chunk.mark;
         }
         self.starts += later.starts;
         while self.starts > MAX_STARTS {
             self.starts /= 2;
-            known.values_mut().for_each(|part| part.starts /= 2);
-            known.retain(|_, part| part.starts > 0);
+            known.values_mut().for_each(|chunk| chunk.starts /= 2);
+            known.retain(|_, chunk| chunk.starts > 0);
         }
         let most = self.starts;
-        let parts =
-            known.into_values().map(|part| FileChunk { starts: part.starts.min(most), ..part });
-        self.parts = parts.collect();
-        self.parts.sort_by(|a, b| (a.at, &a.path, a.part).cmp(&(b.at, &b.path, b.part)));
-        self.parts.truncate(MAX_PARTS);
+        let chunks =
+            known.into_values().map(|chunk| FileChunk { starts: chunk.starts.min(most), ..chunk });
+        self.chunks = chunks.collect();
+        self.chunks.sort_by(|a, b| (a.at, &a.path, a.number).cmp(&(b.at, &b.path, b.number)));
+        self.chunks.truncate(MAX_CHUNKS);
     }
 
-    /// Encodes the lesson in at most [`MAX_BYTES`] bytes. If it is too long, the parts touched last
-    /// are left out.
+    /// Encodes the lesson in at most [`MAX_BYTES`] bytes. If it is too long, it leaves out the
+    /// chunks touched last.
     pub fn encode(&self) -> Vec<u8> {
-        let mut count = self.parts.len();
+        let mut count = self.chunks.len();
         loop {
             let bytes = self.encode_first(count);
             if bytes.len() <= MAX_BYTES {
@@ -143,8 +144,8 @@ impl Lesson {
     }
 
     fn encode_first(&self, count: usize) -> Vec<u8> {
-        let parts = &self.parts[..count];
-        let files: BTreeSet<&[u8]> = parts.iter().map(|part| &*part.path).collect();
+        let chunks = &self.chunks[..count];
+        let files: BTreeSet<&[u8]> = chunks.iter().map(|chunk| &*chunk.path).collect();
         let numbers: HashMap<&[u8], u32> = files.iter().copied().zip(0..).collect();
         let mut bytes = MAGIC.to_vec();
         write(&mut bytes, self.starts);
@@ -158,13 +159,13 @@ impl Lesson {
             before = path;
         }
         let mut now = 0;
-        for part in parts {
-            write(&mut bytes, numbers[&*part.path]);
-            write(&mut bytes, part.part);
-            bytes.extend_from_slice(&part.mark);
-            write(&mut bytes, part.at.saturating_sub(now));
-            write(&mut bytes, part.starts);
-            now = part.at.max(now);
+        for chunk in chunks {
+            write(&mut bytes, numbers[&*chunk.path]);
+            write(&mut bytes, chunk.number);
+            bytes.extend_from_slice(&chunk.mark);
+            write(&mut bytes, chunk.at.saturating_sub(now));
+            write(&mut bytes, chunk.starts);
+            now = chunk.at.max(now);
         }
         bytes
     }
@@ -185,24 +186,24 @@ impl Lesson {
         reader.take(MAGIC.len())?;
         let starts = reader.number(1, MAX_STARTS, "starts")?;
         let paths = read_paths(&mut reader)?;
-        let mut parts = Vec::new();
+        let mut chunks = Vec::new();
         let mut now = 0_u32;
         while !reader.is_empty() {
             if paths.is_empty() {
-                return Err(reader.error("a part without a file"));
+                return Err(reader.error("a chunk without a file"));
             }
-            if parts.len() == MAX_PARTS {
-                return Err(reader.error(format!("more than {MAX_PARTS} parts")));
+            if chunks.len() == MAX_CHUNKS {
+                return Err(reader.error(format!("more than {MAX_CHUNKS} chunks")));
             }
-            let file = reader.number(0, paths.len() as u32 - 1, "file of a part")? as usize;
-            let part = reader.number(0, u32::MAX, "number of a part")?;
+            let file = reader.number(0, paths.len() as u32 - 1, "file of a chunk")? as usize;
+            let number = reader.number(0, u32::MAX, "number of a chunk")?;
             let mark = *reader.array()?;
-            let wait = reader.number(0, u32::MAX, "milliseconds of a part")?;
-            now = now.checked_add(wait).ok_or_else(|| reader.error("milliseconds of a part"))?;
-            let starts = reader.number(1, starts, "starts of a part")?;
-            parts.push(FileChunk { path: paths[file].clone(), part, mark, at: now, starts });
+            let wait = reader.number(0, u32::MAX, "milliseconds of a chunk")?;
+            now = now.checked_add(wait).ok_or_else(|| reader.error("milliseconds of a chunk"))?;
+            let starts = reader.number(1, starts, "starts of a chunk")?;
+            chunks.push(FileChunk { path: paths[file].clone(), number, mark, at: now, starts });
         }
-        Ok(Lesson { starts, parts })
+        Ok(Lesson { starts, chunks })
     }
 }
 
@@ -211,7 +212,7 @@ impl Lesson {
 const PATHS: usize = 1 << 20;
 
 fn read_paths(reader: &mut Reader<'_>) -> Result<Vec<Arc<[u8]>>, FormatError> {
-    let count = reader.number(0, MAX_PARTS as u32, "files")?;
+    let count = reader.number(0, MAX_CHUNKS as u32, "files")?;
     let mut paths: Vec<Arc<[u8]>> = Vec::new();
     let mut bytes = 0;
     for _ in 0..count {
@@ -234,19 +235,19 @@ mod tests {
 
     use super::*;
 
-    fn part(path: &str, part: u32, at: u32) -> FileChunk {
-        FileChunk { path: path.as_bytes().into(), part, mark: [at as u8; 8], at, starts: 1 }
+    fn chunk(path: &str, number: u32, at: u32) -> FileChunk {
+        FileChunk { path: path.as_bytes().into(), number, mark: [at as u8; 8], at, starts: 1 }
     }
 
-    fn lesson(parts: &[(&str, u32)]) -> Lesson {
-        Lesson::of_start(parts.iter().map(|(path, at)| part(path, 0, *at)))
+    fn lesson(chunks: &[(&str, u32)]) -> Lesson {
+        Lesson::of_start(chunks.iter().map(|(path, at)| chunk(path, 0, *at)))
     }
 
     #[test]
     fn paths_are_stored_once_and_without_what_they_share() {
-        let parts =
-            [part("usr/lib/a.so", 0, 0), part("usr/lib/a.so", 1, 2), part("usr/lib/b", 0, 9)];
-        let lesson = Lesson::of_start(parts);
+        let chunks =
+            [chunk("usr/lib/a.so", 0, 0), chunk("usr/lib/a.so", 1, 2), chunk("usr/lib/b", 0, 9)];
+        let lesson = Lesson::of_start(chunks);
         let bytes = lesson.encode();
         assert_eq!(bytes.len(), MAGIC.len() + 2 + (2 + 12) + (2 + 1) + 3 * 12);
         assert_eq!(Lesson::decode(&bytes).unwrap(), lesson);
@@ -259,7 +260,7 @@ mod tests {
             known.merge(&lesson(&[("both", 5), ("new", 6)]));
         }
         let hot =
-            |lesson: &Lesson| -> Vec<_> { lesson.hot().map(|part| part.path.to_vec()).collect() };
+            |lesson: &Lesson| -> Vec<_> { lesson.hot().map(|chunk| chunk.path.to_vec()).collect() };
         assert_eq!(hot(&known), [&b"old"[..], b"both", b"new"]);
         known.merge(&lesson(&[("both", 5)]));
         assert_eq!(hot(&known), [&b"both"[..], b"new"]);
@@ -267,17 +268,17 @@ mod tests {
             known.merge(&lesson(&[("both", 5)]));
         }
         assert!(known.starts() <= MAX_STARTS);
-        assert_eq!(known.parts().len(), 1);
-        assert_eq!(known.parts()[0].mark, [5; 8], "the latest content counts");
+        assert_eq!(known.chunks().len(), 1);
+        assert_eq!(known.chunks()[0].mark, [5; 8], "the latest content counts");
     }
 
     #[test]
     fn the_last_touches_are_left_out_of_a_full_trace() {
-        let parts = (0..MAX_PARTS as u32 + 9).map(|at| part(&format!("{at:x}"), 0, at));
-        let lesson = Lesson::of_start(parts);
+        let chunks = (0..MAX_CHUNKS as u32 + 9).map(|at| chunk(&format!("{at:x}"), 0, at));
+        let lesson = Lesson::of_start(chunks);
         let read = Lesson::decode(&lesson.encode()).unwrap();
-        assert!(read.parts().len() > 2000);
-        assert_eq!(read.parts(), &lesson.parts()[..read.parts().len()]);
+        assert!(read.chunks().len() > 2000);
+        assert_eq!(read.chunks(), &lesson.chunks()[..read.chunks().len()]);
     }
 
     #[test]
@@ -293,10 +294,10 @@ mod tests {
             (at(0, b'L'), "does not begin"),
             (at(first, 17), "starts: 17, expected 1 to 16"),
             (at(first + 2, 1), "shared bytes of a path: 1, expected 0 to 0"),
-            (at(first + 8, 2), "file of a part: 2, expected 0 to 1"),
-            (at(first + 19, 2), "starts of a part: 2, expected 1 to 1"),
+            (at(first + 8, 2), "file of a chunk: 2, expected 0 to 1"),
+            (at(first + 19, 2), "starts of a chunk: 2, expected 1 to 1"),
             (good[..good.len() - 1].to_vec(), "ends too early"),
-            ([MAGIC, &[1, 0, 0]].concat(), "a part without a file"),
+            ([MAGIC, &[1, 0, 0]].concat(), "a chunk without a file"),
             (vec![0; MAX_BYTES + 1], "at most"),
         ] {
             let error = Lesson::decode(&bytes).unwrap_err().to_string();

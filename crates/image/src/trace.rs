@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn is_a_few_bytes_per_run() {
+    fn an_encoded_run_takes_a_few_bytes() {
         let trace = start(&[(0, 5, 0), (0, 6, 0), (0, 7, 0), (1, 0, 12), (0, 3, 300)]);
         let bytes = trace.encode();
         assert_eq!(bytes.len(), MAGIC.len() + 2 + 64 + 1 + 5 + 5 + 6);
@@ -395,7 +395,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn survives_a_round_trip(
+        fn a_decoded_trace_is_what_was_encoded(
             mut touched in prop::collection::vec((0_u8..2, 0..=MAX_NUMBER, any::<u32>()), 0..200),
         ) {
             touched.sort_by_key(|touch| touch.2);
@@ -404,7 +404,7 @@ mod tests {
         }
 
         #[test]
-        fn is_never_too_long(step in 1_u32..4, count in 1_usize..80_000) {
+        fn a_long_trace_is_cut_to_fit(step in 1_u32..4, count in 1_usize..80_000) {
             let touched = (0..count as u32).map(|n| (0, n * step % (MAX_NUMBER + 1), n));
             let trace = Trace::of_start(vec![blob(0)], touched);
             let read = Trace::decode(&trace.encode()).unwrap();
@@ -413,7 +413,7 @@ mod tests {
         }
 
         #[test]
-        fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn no_bytes_make_decoding_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = Trace::decode(&[MAGIC, &bytes].concat());
         }
     }

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_numbers_as_linux_encodes_them() {
+    fn device_numbers_are_encoded_as_linux_does() {
         let device = Device { major: 259, minor: 70_000 };
         assert_eq!(device.encode(), 0x1111_0370);
         assert_eq!(Device::decode(0x1111_0370), device);

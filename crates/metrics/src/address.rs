@@ -11,7 +11,7 @@ use std::{
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 /// Bytes that fit into `sun_path` before the final NUL.
-const LONGEST: usize = 107;
+const LONGEST_PATH: usize = 107;
 
 /// `HOST:PORT`, or the path of a Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub enum Address {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not where metrics can be served, expected an IP address with a port as in `127.0.0.1:9445`, or an \
-     absolute path of at most {LONGEST} bytes"
+     absolute path of at most {LONGEST_PATH} bytes"
 )]
 pub struct InvalidAddress(String);
 
@@ -36,7 +36,7 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let invalid = || InvalidAddress(text.to_owned());
         if text.starts_with('/') {
-            let fits = text.len() <= LONGEST && !text.ends_with('/');
+            let fits = text.len() <= LONGEST_PATH && !text.ends_with('/');
             return fits.then(|| Address::Unix(text.into())).ok_or_else(invalid);
         }
         let address: SocketAddr = text.parse().map_err(|_| invalid())?;
@@ -61,8 +61,8 @@ pub(crate) enum Listener {
 }
 
 impl Address {
-    /// Listens there, also where connections of the process before are still ending, and where it
-    /// left its socket.
+    /// Listens, also while connections of a previous process are still closing, and if it left its
+    /// socket behind.
     pub(crate) async fn listen(&self) -> io::Result<Listener> {
         match self {
             Address::Tcp(address) => Ok(Listener::Tcp(TcpListener::bind(address).await?)),
@@ -109,7 +109,7 @@ mod tests {
         for text in ["127.0.0.1:9445", "[::]:9445", "0.0.0.0:1", "/run/lazuli/metrics.sock"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
-        let long = format!("/{}", "x".repeat(LONGEST));
+        let long = format!("/{}", "x".repeat(LONGEST_PATH));
         for text in
             ["", ":9445", "localhost:9445", "127.0.0.1", "127.0.0.1:0", "a.sock", "/", &long]
         {

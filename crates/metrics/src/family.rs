@@ -116,15 +116,15 @@ impl Family {
         for Sample { labels, value } in &self.samples {
             match value {
                 Value::Info => metric.encode_info(labels)?,
-                value if labels.is_empty() => put(&mut metric, value)?,
-                value => put(&mut metric.encode_family(labels)?, value)?,
+                value if labels.is_empty() => encode_value(&mut metric, value)?,
+                value => encode_value(&mut metric.encode_family(labels)?, value)?,
             }
         }
         Ok(())
     }
 }
 
-fn put(metric: &mut MetricEncoder<'_>, value: &Value) -> fmt::Result {
+fn encode_value(metric: &mut MetricEncoder<'_>, value: &Value) -> fmt::Result {
     match value {
         Value::Count(count) => metric.encode_counter::<NoLabelSet, _, u64>(count, None),
         Value::Level(level) => metric.encode_gauge(level),

@@ -3,7 +3,7 @@
 
 /// The request of a client, and the address to listen on.
 pub fn request(bytes: &[u8]) {
-    // A pipe holds so much, and nothing reads the rest.
+    // The server stops reading after one request, and a write beyond a pipe's capacity would block.
     crate::server::request(&bytes[..bytes.len().min(1 << 16)]);
     if let Ok(text) = std::str::from_utf8(bytes)
         && let Ok(address) = text.parse::<crate::Address>()

@@ -1,4 +1,5 @@
-//! The server: few connections, each answered once and soon over.
+//! An HTTP server with few connections: each gets one answer within [`CONNECTION_LIMIT`], then
+//! closes.
 
 use std::{
     collections::VecDeque,
@@ -38,21 +39,22 @@ pub type Measure = dyn Fn() -> BoxFuture<'static, Vec<Family>> + Send + Sync;
 /// old connection is stuck or hostile.
 const CONNECTIONS: usize = 64;
 
-/// Time limit for a connection from its beginning to the last byte of its answer. Prometheus waits
-/// no longer by default.
-const LONGEST: Duration = Duration::from_secs(10);
+/// Time limit for a connection, from accept to the last byte of its answer: Prometheus's default
+/// scrape timeout, after which it no longer reads the answer.
+const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
 
 /// Time limit for the head of a request.
-const HEAD: Duration = Duration::from_secs(5);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Largest head of a request, in bytes; the least that the HTTP library takes.
 const HEAD_LIMIT: usize = 8 << 10;
 
 /// How long one text is reused for all clients. Measuring the cache reads directories.
-const FRESH: Duration = Duration::from_secs(1);
+const TEXT_LIFETIME: Duration = Duration::from_secs(1);
 
-/// Pause between two connections: hundreds a second cost a node nothing that its readers notice.
-const PACE: Duration = Duration::from_millis(2);
+/// Pause between two accepts. It caps a flood of clients at 500 connections a second, too few to
+/// slow down the node's readers.
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Pause before an address that is taken is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -61,10 +63,10 @@ const RETRY: Duration = Duration::from_secs(5);
 const OPENMETRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// Answers clients at `address` until `leaving` ends. An address that is taken is tried again and
-/// again: nothing else depends on it.
-pub async fn serve(address: Address, measure: Arc<Measure>, leaving: impl Future<Output = ()>) {
-    tokio::pin!(leaving);
+/// Answers clients at `address` until `shutdown` ends. While the address is in use, it retries: a
+/// daemon without metrics is better than none.
+pub async fn serve(address: Address, measure: Arc<Measure>, shutdown: impl Future<Output = ()>) {
+    tokio::pin!(shutdown);
     let serving = async {
         let listener = listen(&address).await;
         tracing::info!(%address, "serving metrics");
@@ -72,19 +74,19 @@ pub async fn serve(address: Address, measure: Arc<Measure>, leaving: impl Future
     };
     tokio::select! {
         () = serving => {}
-        () = &mut leaving => {}
+        () = &mut shutdown => {}
     }
 }
 
 async fn listen(address: &Address) -> Listener {
-    let mut said = None;
+    let mut last_logged = None;
     loop {
         match address.listen().await {
             Ok(listener) => return listener,
-            Err(error) if said == Some(error.kind()) => {}
+            Err(error) if last_logged == Some(error.kind()) => {}
             Err(error) => {
                 tracing::error!(%address, %error, "metrics are not served, trying again");
-                said = Some(error.kind());
+                last_logged = Some(error.kind());
             }
         }
         sleep(RETRY).await;
@@ -103,12 +105,12 @@ async fn accept_all(listener: Listener, page: Arc<Page>) {
         if let Err(error) = accepted {
             tracing::debug!(%error, "no connection for metrics");
         }
-        // Also when descriptors ran out: it would fail again at once.
-        sleep(PACE).await;
+        // Also after an error: with no descriptor left, the next accept would fail at once.
+        sleep(ACCEPT_INTERVAL).await;
     }
 }
 
-/// Connections that are answered, the oldest first. They end with it.
+/// Open connections, the oldest first. Dropping it closes them.
 #[derive(Debug, Default)]
 struct Open(VecDeque<AbortHandle>);
 
@@ -126,7 +128,7 @@ impl Open {
         }
         let page = page.clone();
         let task = tokio::spawn(async move {
-            match timeout(LONGEST, converse(stream, page)).await {
+            match timeout(CONNECTION_LIMIT, answer_one_request(stream, page)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(%error, "a client of metrics went away"),
                 Err(_) => tracing::debug!("a client of metrics is too slow"),
@@ -143,7 +145,7 @@ impl Drop for Open {
 }
 
 /// Answers one request.
-async fn converse(
+async fn answer_one_request(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     page: Arc<Page>,
 ) -> Result<(), hyper::Error> {
@@ -154,7 +156,7 @@ async fn converse(
     http1::Builder::new()
         .timer(TokioTimer::new())
         .keep_alive(false)
-        .header_read_timeout(HEAD)
+        .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(HEAD_LIMIT)
         .serve_connection(TokioIo::new(stream), service)
         .await
@@ -188,13 +190,14 @@ fn plain() -> HeaderValue {
     HeaderValue::from_static("text/plain; charset=utf-8")
 }
 
-/// The text of now.
+/// The answer to `/metrics`, measured at most once every [`TEXT_LIFETIME`].
 struct Page {
     measure: Arc<Measure>,
     last: Mutex<Option<Measurement>>,
 }
 
-/// A measurement that runs or has ended. Clients share it, and it outlives them.
+/// A measurement, in progress or done. Clients that ask meanwhile share it, and it continues when
+/// they disconnect.
 struct Measurement {
     begun: Instant,
     text: Shared<BoxFuture<'static, Option<Bytes>>>,
@@ -209,8 +212,9 @@ impl Page {
     async fn text(&self) -> Option<Bytes> {
         let text = {
             let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_fresh =
-                |last: &Measurement| last.text.peek().is_none() || last.begun.elapsed() < FRESH;
+            let is_fresh = |last: &Measurement| {
+                last.text.peek().is_none() || last.begun.elapsed() < TEXT_LIFETIME
+            };
             if !last.as_ref().is_some_and(is_fresh) {
                 *last = Some(self.begin());
             }
@@ -246,7 +250,7 @@ pub(crate) fn request(bytes: &[u8]) {
         let (mut client, server) = duplex(1 << 20);
         let page = Arc::new(Page::new(Arc::new(|| Box::pin(async { Vec::new() }))));
         if client.write_all(bytes).await.is_ok() && client.shutdown().await.is_ok() {
-            let _ = converse(server, page).await;
+            let _ = answer_one_request(server, page).await;
             let mut answer = Vec::new();
             let _ = client.read_to_end(&mut answer).await;
             assert!(answer.is_empty() || answer.starts_with(b"HTTP/1."));

@@ -78,13 +78,13 @@ impl Mirror {
         self.counters.miss();
         let problem = match timeout(ANSWER_LIMIT, session.repository.blob_size(digest)).await {
             Ok(Ok(size)) => {
-                session.know_sizes([(*digest, size)].into_iter());
+                session.record_sizes([(*digest, size)].into_iter());
                 return Ok(size);
             }
             Ok(Err(error)) => Problem::of(&error),
             Err(_) => Problem::Away(too_slow(session.reference.registry())),
         };
-        self.heed(session, &problem);
+        self.record_refusal(session, &problem);
         Err(problem)
     }
 
@@ -100,7 +100,7 @@ impl Mirror {
         let length = range.end - range.start;
         let blob = Blob { repository: session.repository.clone(), digest, size };
         let of = session.clone();
-        let on_wrong = move || of.wrong(&digest);
+        let on_wrong = move || of.record_wrong_bytes(&digest);
         let problem =
             match timeout(ANSWER_LIMIT, stream::open(blob, range, &self.memory, on_wrong)).await {
                 Ok(Ok(pieces)) => {
@@ -116,7 +116,7 @@ impl Mirror {
                 Ok(Err(error)) => Problem::of(&error),
                 Err(_) => Problem::Away(too_slow(session.reference.registry())),
             };
-        self.heed(session, &problem);
+        self.record_refusal(session, &problem);
         Err(problem)
     }
 }

@@ -8,17 +8,17 @@ use std::sync::{
 /// Counters of the mirror since its process started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
-    /// Questions that were answered from memory, or together with an earlier one.
+    /// Requests answered from memory, or by a fetch already in flight.
     pub hits: u64,
-    /// Questions that a registry was asked.
+    /// Requests for which a registry was asked.
     pub misses: u64,
-    /// Questions that were answered while the registry was away.
+    /// Requests answered while the registry was away.
     pub stale: u64,
     /// Bytes of blobs that were passed on.
     pub bytes: u64,
 }
 
-/// The same, while it grows. Clones are the same counters.
+/// Live counters. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counters(Arc<Inner>);
 
@@ -36,17 +36,17 @@ impl Counters {
         self.0.hits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A question came for which the registry is asked.
+    /// Counts a request for which the registry is asked.
     pub(crate) fn miss(&self) {
         self.0.misses.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A question was answered while the registry was away.
+    /// Counts a request answered while the registry was away.
     pub(crate) fn stale(&self) {
         self.0.stale.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Bytes of a blob were passed on.
+    /// Counts bytes of a blob sent to a client.
     pub(crate) fn passed(&self, bytes: usize) {
         self.0.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }

@@ -67,8 +67,8 @@ mod tests {
     async fn one_registry_does_not_take_all_permits() {
         let permits = FetchPermits::default();
         let mut held = Vec::new();
-        while let Some(turn) = permits.at("slow.example").now_or_never() {
-            held.push(turn.unwrap());
+        while let Some(permit) = permits.at("slow.example").now_or_never() {
+            held.push(permit.unwrap());
         }
         assert_eq!(held.len(), OF_ONE);
         assert!(permits.at("other.example").now_or_never().is_some());

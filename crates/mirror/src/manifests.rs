@@ -1,8 +1,8 @@
 //! Manifests, and the requests that follow them in a pull.
 //!
-//! The first question for a name starts the work: even a HEAD request makes the mirror GET the
-//! manifest, and then the manifest for this machine and its configuration, which a pull needs next.
-//! containerd's further questions find these in memory, or join the requests in flight.
+//! The first request for a name, even a HEAD, makes the mirror GET the manifest, then the manifest
+//! for this machine and its configuration, which a pull needs next. containerd's later requests are
+//! answered from memory, or join the fetches in flight.
 
 use std::{sync::Arc, time::Duration};
 
@@ -52,7 +52,7 @@ pub(crate) enum Answer {
     Blob(Bytes),
 }
 
-/// An answer, its bytes, and how long it is good.
+/// An answer, its size in bytes, and how long to keep it.
 type Asked = Result<(Answer, usize, Duration), RegistryError>;
 
 impl Mirror {
@@ -66,23 +66,24 @@ impl Mirror {
             Ok(document) => return Ok(document),
             Err(problem) => problem,
         };
-        let place = self.remembered.place(session, reference, &self.seal);
+        let answer_file = self.remembered.answer_file(session, reference, &self.seal);
         let (mirror, is_stranger) = (self.clone(), session.login.is_none());
         let answer = tokio::task::spawn_blocking(move || match problem {
             Problem::Denied(_) => {
-                if let Err(error) = mirror.remembered.forget(&place) {
-                    tracing::warn!(%error, "answers for a client that was refused stay");
+                if let Err(error) = mirror.remembered.forget(&answer_file) {
+                    tracing::warn!(%error, "cannot remove the answers of a client that was refused");
                 }
                 Err(problem)
             }
-            Problem::Away(why) => match mirror.remembered.find(&place) {
+            Problem::Away(why) => match mirror.remembered.find(&answer_file) {
                 Some(document) => {
-                    tracing::info!(why, "answered with what the registry said before");
+                    tracing::info!(why, "the registry is away: sent its earlier answer");
                     mirror.counters.stale();
                     Ok(document)
                 }
-                // A client with a login was answered: this one may have a login, too.
-                None if is_stranger && mirror.remembered.is_known(&place) => {
+                // Some client's login was accepted for this repository, so challenge this client:
+                // it may have one.
+                None if is_stranger && mirror.remembered.is_known(&answer_file) => {
                     Err(Problem::Denied(why))
                 }
                 None => Err(Problem::Away(why)),
@@ -92,7 +93,7 @@ impl Mirror {
         answer.await.unwrap_or_else(|error| Err(Problem::Away(error.to_string())))
     }
 
-    /// The registry's answer, which may be that of a moment ago.
+    /// The registry's answer, which may be one from memory.
     async fn ask_registry(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -122,8 +123,8 @@ impl Mirror {
         }
     }
 
-    /// Waits for an answer, but no longer than a client should. A later answer serves the next
-    /// question.
+    /// Waits for an answer, at most [`ANSWER_LIMIT`]. An answer that arrives later serves the next
+    /// request.
     async fn within(
         &self,
         session: &Session,
@@ -138,7 +139,7 @@ impl Mirror {
             Ok(Err(failure)) => Problem::of(&failure),
             Err(_) => Problem::Away(too_slow(session.reference.registry())),
         };
-        self.heed(session, &problem);
+        self.record_refusal(session, &problem);
         Err(problem)
     }
 
@@ -151,10 +152,10 @@ impl Mirror {
     }
 
     /// Remembers a registry's refusal of this client, or its request to pause.
-    pub(crate) fn heed(&self, session: &Session, problem: &Problem) {
+    pub(crate) fn record_refusal(&self, session: &Session, problem: &Problem) {
         match problem {
             Problem::Denied(_) => self.sessions.refuse(session),
-            Problem::Busy(Some(pause)) => session.busy(*pause),
+            Problem::Busy(Some(pause)) => session.pause_for(*pause),
             _ => {}
         }
     }
@@ -177,8 +178,13 @@ impl Mirror {
     }
 
     /// Starts to fetch what a pull needs after `document`.
-    fn go_on(self: &Arc<Self>, session: &Arc<Session>, reference: &Reference, document: &Document) {
-        // Its reader reports the fault.
+    fn prefetch_next(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        reference: &Reference,
+        document: &Document,
+    ) {
+        // A malformed document is reported by the request that reads it.
         match document.parse(&reference.to_string()) {
             Ok(Parsed::Index(_, entries)) => {
                 let wanted = Platform::host();
@@ -191,18 +197,19 @@ impl Mirror {
         }
     }
 
-    /// An image is about to be pulled.
+    /// Prepares for the pull of an image: fetches its configuration, and reports a lazy image to
+    /// the node.
     fn expect(self: &Arc<Self>, session: &Arc<Session>, reference: &Reference, manifest: Manifest) {
         let parsed = &manifest.parsed;
         let blobs = parsed.layers.iter().chain([&parsed.config]);
-        session.know_sizes(blobs.map(|blob| (blob.digest, blob.size)));
+        session.record_sizes(blobs.map(|blob| (blob.digest, blob.size)));
         let Descriptor { digest, size, .. } = parsed.config;
         if size <= SMALL {
             drop(self.ask_blob(session, digest, size));
         }
         let image = reference.at(manifest.digest);
         if let Some(login) = &session.login {
-            self.pulls.note(&image, login.clone());
+            self.pulls.record_login(&image, login.clone());
         }
         if parsed.lazy_base().is_some() {
             self.node.expect(image, manifest, session.login.clone());
@@ -224,7 +231,7 @@ async fn fetch(mirror: Arc<Mirror>, session: Arc<Session>, reference: Reference)
         let (answer, bytes) = (Answer::Manifest(document.clone()), document.raw.len());
         drop(mirror.answers.get(by_digest, || async move { Ok((answer, bytes, DIGEST_LIFE)) }));
     }
-    mirror.go_on(&session, &reference, &document);
+    mirror.prefetch_next(&session, &reference, &document);
     remember(&mirror, &session, &reference, &document);
     let bytes = document.raw.len();
     Ok((Answer::Manifest(document), bytes, life))
@@ -247,7 +254,7 @@ async fn lazy(
         Ok(Some(manifest)) => manifest.into(),
         Ok(None) => document,
         Err(error) => {
-            tracing::debug!(%error, "whether there is a lazy form is not known");
+            tracing::debug!(%error, "cannot find out whether there is a lazy form");
             document
         }
     }
@@ -273,10 +280,10 @@ fn remember(
     reference: &Reference,
     document: &Document,
 ) {
-    let place = mirror.remembered.place(session, reference, &mirror.seal);
+    let answer_file = mirror.remembered.answer_file(session, reference, &mirror.seal);
     let (mirror, document) = (mirror.clone(), document.clone());
     tokio::task::spawn_blocking(move || {
-        if let Err(error) = mirror.remembered.store(&place, &document) {
+        if let Err(error) = mirror.remembered.store(&answer_file, &document) {
             tracing::warn!(%error, "an answer is not kept for when the registry is away");
         }
     });

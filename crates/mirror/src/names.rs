@@ -4,7 +4,7 @@ use lazuli_registry::Reference;
 
 use crate::error::MirrorError;
 
-/// Repositories, by name or by how their name begins.
+/// A set of repositories, by name or by prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LazyNames(Vec<Pattern>);
 
@@ -18,7 +18,7 @@ impl LazyNames {
     /// Parses patterns: `registry.example/team/app`, `registry.example/team/*` and `*`.
     ///
     /// # Errors
-    /// One of them is neither.
+    /// A pattern has none of these forms.
     pub fn parse(patterns: &[String]) -> Result<Self, MirrorError> {
         patterns.iter().map(|text| Pattern::parse(text)).collect::<Result<_, _>>().map(Self)
     }

@@ -22,7 +22,7 @@ pub(crate) struct Pulls(Mutex<HashMap<String, (Login, Instant)>>);
 
 impl Pulls {
     /// A client with this login was answered with the manifest of `image`.
-    pub(crate) fn note(&self, image: &Reference, login: Login) {
+    pub(crate) fn record_login(&self, image: &Reference, login: Login) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MOST {
             known.retain(|_, (_, since)| since.elapsed() < LIFE);
@@ -60,8 +60,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_login_is_for_one_image_and_for_some_time() {
         let pulls = Pulls::default();
-        pulls.note(&image("r.example/a:1", 1), Login::new("ann", "1"));
-        pulls.note(&image("r.example/a:1", 1), Login::new("bob", "2"));
+        pulls.record_login(&image("r.example/a:1", 1), Login::new("ann", "1"));
+        pulls.record_login(&image("r.example/a:1", 1), Login::new("bob", "2"));
         let found = |name: &str, digit| pulls.login(&image(name, digit));
         assert_eq!(found("r.example/a:2", 1), Some(Login::new("bob", "2")));
         assert_eq!(found("r.example/a:1", 2), None);
@@ -74,7 +74,7 @@ mod tests {
     async fn the_oldest_pull_is_forgotten_first() {
         let pulls = Pulls::default();
         for digit in 0..=MOST {
-            pulls.note(&image("r.example/a", digit), Login::new("ann", "1"));
+            pulls.record_login(&image("r.example/a", digit), Login::new("ann", "1"));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
         assert_eq!(pulls.login(&image("r.example/a", 0)), None);

@@ -29,7 +29,8 @@ const MOST_BYTES: u64 = 32 << 20;
 /// The number of answers after which the directory is checked again.
 const LOOK_EVERY: u64 = 64;
 
-/// How long the time of a file may lag behind: a pull need not write for each question.
+/// How far a file's time may lag behind the registry's last confirmation, so that a pull does not
+/// write for each request.
 const LAG: Duration = Duration::from_secs(600);
 
 /// See the module.
@@ -61,7 +62,7 @@ impl Remembered {
     }
 
     /// Returns the file of the answer to `session` for `reference`.
-    pub(crate) fn place(
+    pub(crate) fn answer_file(
         &self,
         session: &Session,
         reference: &Reference,
@@ -77,19 +78,19 @@ impl Remembered {
     }
 
     /// Keeps an answer of the registry. Blocks.
-    pub(crate) fn store(&self, place: &AnswerFile, document: &Document) -> io::Result<()> {
+    pub(crate) fn store(&self, answer_file: &AnswerFile, document: &Document) -> io::Result<()> {
         if self.lifetime.is_zero() {
             return Ok(());
         }
         let head = Head { media_type: document.media_type.clone(), digest: document.digest };
         let mut content = serde_json::to_vec(&head)?;
         content.push(b'\n');
-        if is_same(&place.file, &content, document.raw.len())? {
+        if is_same(&answer_file.file, &content, document.raw.len())? {
             return Ok(());
         }
         content.extend_from_slice(&document.raw);
-        files::directory(&place.client)?;
-        files::write(&place.file, &content)?;
+        files::directory(&answer_file.client)?;
+        files::write(&answer_file.file, &content)?;
         if self.stored.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
             self.shrink()?;
         }
@@ -97,12 +98,13 @@ impl Remembered {
     }
 
     /// The answer that is kept, if it is good. Blocks.
-    pub(crate) fn find(&self, place: &AnswerFile) -> Option<Document> {
-        let age = fs::metadata(&place.file).ok()?.modified().ok()?.elapsed().unwrap_or_default();
+    pub(crate) fn find(&self, answer_file: &AnswerFile) -> Option<Document> {
+        let age =
+            fs::metadata(&answer_file.file).ok()?.modified().ok()?.elapsed().unwrap_or_default();
         if age >= self.lifetime {
             return None;
         }
-        let content = files::read(&place.file, DOCUMENT_LIMIT + (1 << 10)).ok()?;
+        let content = files::read(&answer_file.file, DOCUMENT_LIMIT + (1 << 10)).ok()?;
         let end = content.iter().position(|byte| *byte == b'\n')?;
         let head: Head = serde_json::from_slice(&content[..end]).ok()?;
         let raw = content[end + 1..].to_vec();
@@ -112,16 +114,17 @@ impl Remembered {
     }
 
     /// Returns whether an answer of the same repository is kept for some client. Blocks.
-    pub(crate) fn is_known(&self, place: &AnswerFile) -> bool {
+    pub(crate) fn is_known(&self, answer_file: &AnswerFile) -> bool {
         !self.lifetime.is_zero()
-            && fs::read_dir(&place.repository).is_ok_and(|mut clients| clients.next().is_some())
+            && fs::read_dir(&answer_file.repository)
+                .is_ok_and(|mut clients| clients.next().is_some())
     }
 
     /// Forgets everything that the registry told this client about the repository. Blocks.
-    pub(crate) fn forget(&self, place: &AnswerFile) -> io::Result<()> {
-        let removed = fs::remove_dir_all(&place.client);
+    pub(crate) fn forget(&self, answer_file: &AnswerFile) -> io::Result<()> {
+        let removed = fs::remove_dir_all(&answer_file.client);
         // Fails when others are left.
-        let _ = fs::remove_dir(&place.repository);
+        let _ = fs::remove_dir(&answer_file.repository);
         match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -214,11 +217,11 @@ mod tests {
             Scene { _directory: directory, remembered, sessions, seal }
         }
 
-        fn place(&self, image: &str, user: &str) -> AnswerFile {
+        fn answer_file(&self, image: &str, user: &str) -> AnswerFile {
             let (reference, login) = (image.parse().unwrap(), Login::new(user, "secret"));
             let login = (!user.is_empty()).then_some(login);
             let session = self.sessions.get(&reference, login, &self.seal).unwrap();
-            self.remembered.place(&session, &reference, &self.seal)
+            self.remembered.answer_file(&session, &reference, &self.seal)
         }
     }
 
@@ -231,7 +234,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_is_for_the_client_that_had_it() {
         let scene = Scene::new(DAY);
-        let ann = scene.place("r.example/a:1", "ann");
+        let ann = scene.answer_file("r.example/a:1", "ann");
         scene.remembered.store(&ann, &document("{}")).unwrap();
         let found = scene.remembered.find(&ann).unwrap();
         assert_eq!((&found.raw[..], found.digest), (&b"{}"[..], document("{}").digest));
@@ -241,18 +244,21 @@ mod tests {
             ("r.example/a:2", "ann"),
             ("r.example/b:1", "ann"),
         ] {
-            assert!(scene.remembered.find(&scene.place(image, user)).is_none(), "{image} {user}");
+            assert!(
+                scene.remembered.find(&scene.answer_file(image, user)).is_none(),
+                "{image} {user}"
+            );
         }
-        let knows = |image: &str| scene.remembered.is_known(&scene.place(image, ""));
+        let knows = |image: &str| scene.remembered.is_known(&scene.answer_file(image, ""));
         assert_eq!((knows("r.example/a:1"), knows("r.example/b:1")), (true, false));
     }
 
     #[tokio::test]
     async fn a_client_that_was_refused_has_nothing_left() {
         let scene = Scene::new(DAY);
-        let [ann, bob] = ["ann", "bob"].map(|user| scene.place("r.example/a:1", user));
-        for place in [&ann, &bob] {
-            scene.remembered.store(place, &document("{}")).unwrap();
+        let [ann, bob] = ["ann", "bob"].map(|user| scene.answer_file("r.example/a:1", user));
+        for answer_file in [&ann, &bob] {
+            scene.remembered.store(answer_file, &document("{}")).unwrap();
         }
         scene.remembered.forget(&ann).unwrap();
         scene.remembered.forget(&ann).unwrap();
@@ -263,38 +269,38 @@ mod tests {
     #[tokio::test]
     async fn answers_end_with_their_lifetime() {
         let scene = Scene::new(DAY);
-        let place = scene.place("r.example/a:1", "ann");
-        scene.remembered.store(&place, &document("{}")).unwrap();
-        let file = File::options().append(true).open(&place.file).unwrap();
+        let answer_file = scene.answer_file("r.example/a:1", "ann");
+        scene.remembered.store(&answer_file, &document("{}")).unwrap();
+        let file = File::options().append(true).open(&answer_file.file).unwrap();
         file.set_modified(SystemTime::now() - DAY).unwrap();
-        assert!(scene.remembered.find(&place).is_none());
+        assert!(scene.remembered.find(&answer_file).is_none());
         // The registry answers the same again.
-        scene.remembered.store(&place, &document("{}")).unwrap();
-        assert!(scene.remembered.find(&place).is_some());
+        scene.remembered.store(&answer_file, &document("{}")).unwrap();
+        assert!(scene.remembered.find(&answer_file).is_some());
         let none = Scene::new(Duration::ZERO);
-        let place = none.place("r.example/a:1", "ann");
-        none.remembered.store(&place, &document("{}")).unwrap();
-        assert!(none.remembered.find(&place).is_none() && !place.file.exists());
+        let answer_file = none.answer_file("r.example/a:1", "ann");
+        none.remembered.store(&answer_file, &document("{}")).unwrap();
+        assert!(none.remembered.find(&answer_file).is_none() && !answer_file.file.exists());
     }
 
     #[tokio::test]
     async fn damaged_files_and_old_ones_are_no_answers() {
         let scene = Scene::new(DAY);
-        let place = scene.place("r.example/a:1", "ann");
-        scene.remembered.store(&place, &document("{}")).unwrap();
-        let content = fs::read(&place.file).unwrap();
+        let answer_file = scene.answer_file("r.example/a:1", "ann");
+        scene.remembered.store(&answer_file, &document("{}")).unwrap();
+        let content = fs::read(&answer_file.file).unwrap();
         for damaged in [&content[..content.len() - 1], b"", b"\n{}", b"{}\n{}"] {
-            fs::write(&place.file, damaged).unwrap();
-            assert!(scene.remembered.find(&place).is_none(), "{damaged:?}");
+            fs::write(&answer_file.file, damaged).unwrap();
+            assert!(scene.remembered.find(&answer_file).is_none(), "{damaged:?}");
         }
-        scene.remembered.store(&place, &document("{}")).unwrap();
+        scene.remembered.store(&answer_file, &document("{}")).unwrap();
         File::options()
             .append(true)
-            .open(&place.file)
+            .open(&answer_file.file)
             .unwrap()
             .set_modified(SystemTime::now() - 2 * DAY)
             .unwrap();
         scene.remembered.shrink().unwrap();
-        assert!(!place.repository.exists());
+        assert!(!answer_file.repository.exists());
     }
 }

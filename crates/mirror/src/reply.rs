@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_registry_has_the_last_word() {
+    fn the_registrys_failure_counts_over_its_mirrors() {
         let (place, object) = ("r.example/a".to_owned(), "manifest 1".to_owned());
         let missing = RegistryError::Missing { place, object };
         let failures = vec![status(503, None), missing];

@@ -60,7 +60,7 @@ impl Target {
         if name.len() + last.len() > NAME_LIMIT {
             return Err(malformed("the name is too long"));
         }
-        let (registry, repository) = located(name, query);
+        let (registry, repository) = split_registry(name, query);
         let text = format!("{registry}/{repository}{separator}{last}");
         let reference: Reference =
             text.parse().map_err(|error| NoTarget::Malformed(format!("{error}")))?;
@@ -78,7 +78,7 @@ impl Target {
 }
 
 /// The registry that is meant, and the repository in it.
-fn located<'a>(name: &'a str, query: Option<&str>) -> (String, &'a str) {
+fn split_registry<'a>(name: &'a str, query: Option<&str>) -> (String, &'a str) {
     let pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
     if let Some(registry) = pairs.into_iter().find(|(key, _)| key == "ns") {
         return (registry.1.into_owned(), name);

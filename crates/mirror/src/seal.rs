@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 /// Bytes of the node's secret: a key for tokens, and one for names.
 pub(crate) const SECRET: usize = 64;
 
-/// How long a token is good. Clients get another one when it is not.
+/// Lifetime of a token. Clients request a new one when it has expired.
 pub(crate) const LIFETIME: Duration = Duration::from_secs(300);
 
 /// Limit of a token, in bytes: it holds a user's password, which may be a signed token.

@@ -26,7 +26,8 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::Mirror;
 
-/// Connections at a time. One takes some 60 KiB. Others wait to be accepted.
+/// Concurrent connections: each takes about 60 KiB, so all of them 60 MiB. Further ones wait to be
+/// accepted.
 const CONNECTIONS: usize = 1024;
 
 /// Time limit for a handshake on the loopback interface, also of a busy machine.
@@ -42,8 +43,8 @@ const STALLED: Duration = Duration::from_secs(120);
 /// Largest head of a request, in bytes: a token may hold a signed token of a registry.
 const HEAD_LIMIT: usize = 128 << 10;
 
-/// Time limit for answers in progress when the mirror ends.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Time for answers in progress to finish when the mirror shuts down.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// The pause after a connection could not be accepted: when descriptors ran out, it would fail
 /// again.
@@ -65,7 +66,7 @@ impl Mirror {
                 accepted = accepted => accepted,
                 () = &mut leaving => break,
             };
-            let stream = match accepted.and_then(|(stream, _)| prepared(stream)) {
+            let stream = match accepted.and_then(|(stream, _)| set_tcp_options(stream)) {
                 Ok(stream) => stream,
                 Err(error) => {
                     tracing::debug!(%error, "no connection to the mirror");
@@ -78,7 +79,7 @@ impl Mirror {
                 let _permit = permit;
                 match timeout(HANDSHAKE, tls.accept(stream)).await {
                     Ok(Ok(stream)) => {
-                        if let Err(error) = mirror.converse(stream, watching).await {
+                        if let Err(error) = mirror.serve_client(stream, watching).await {
                             tracing::debug!(%error, "a connection to the mirror ended");
                         }
                     }
@@ -90,13 +91,13 @@ impl Mirror {
         }
         drop(watching);
         let _ = ending.send(());
-        let _ = timeout(LAST_WORDS, ending.closed()).await;
+        let _ = timeout(SHUTDOWN_LIMIT, ending.closed()).await;
     }
 
     /// Serves a connection until the client closes it or, once `ending` is signalled, after one
     /// more answer. A connection without a request stays open for its first one: a client that lost
     /// its last connection while it sent a request would otherwise fail twice in a row.
-    async fn converse(
+    async fn serve_client(
         self: Arc<Self>,
         stream: TlsStream<TcpStream>,
         mut ending: watch::Receiver<()>,
@@ -141,8 +142,9 @@ struct Phase {
     ending: AtomicBool,
 }
 
-/// A connection that does not hang on a client that is stuck.
-fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
+/// Sets TCP options, so that a client that stops reading cannot hold the connection for longer than
+/// [`STALLED`].
+fn set_tcp_options(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
     let milliseconds = u32::try_from(STALLED.as_millis()).unwrap_or(u32::MAX);
     sockopt::set_tcp_user_timeout(&stream, milliseconds)?;

@@ -31,13 +31,15 @@ const REFUSED: Duration = Duration::from_secs(3600);
 /// Maximum number of repositories that are remembered to refuse anonymous clients.
 const MOST_REFUSED: usize = 4096;
 
-/// How long a blob of which wrong bytes came is left to the registry.
-const WRONG: Duration = Duration::from_secs(60);
+/// How long the mirror refuses a blob after it received wrong bytes for it, so that the client asks
+/// the registry.
+const WRONG_BYTES_BACKOFF: Duration = Duration::from_secs(60);
 
 /// Sizes of blobs that a session remembers.
 const SIZES: usize = 4096;
 
-/// Longest Retry-After that is believed.
+/// Upper bound for Retry-After: a longer one would keep a pull from the mirror after the registry
+/// has recovered.
 const LONGEST_RETRY: Duration = Duration::from_secs(600);
 
 /// The session's key. It doesn't reveal the login.
@@ -59,7 +61,7 @@ pub(crate) struct Session {
 struct SessionState {
     used: Instant,
     /// The registry asked for a pause until then.
-    busy: Option<Instant>,
+    paused_until: Option<Instant>,
     sizes: HashMap<Digest, u64>,
     /// Blobs of which wrong bytes came, and when.
     wrong: HashMap<Digest, Instant>,
@@ -81,7 +83,7 @@ impl Session {
         let repository = lazuli_registry::open(&name, &options)?;
         let used = Instant::now();
         let (sizes, wrong) = Default::default();
-        let state = SessionState { used, busy: None, sizes, wrong };
+        let state = SessionState { used, paused_until: None, sizes, wrong };
         let (reference, state) = (reference.clone(), Mutex::new(state));
         Ok(Session { key, reference, login, repository, options, state })
     }
@@ -97,18 +99,18 @@ impl Session {
     }
 
     /// Notes that the registry asks for a pause.
-    pub(crate) fn busy(&self, pause: Duration) {
-        self.lock().busy = Some(Instant::now() + pause.min(LONGEST_RETRY));
+    pub(crate) fn pause_for(&self, pause: Duration) {
+        self.lock().paused_until = Some(Instant::now() + pause.min(LONGEST_RETRY));
     }
 
     /// Remaining time of the pause that the registry asked for.
     pub(crate) fn busy_for(&self) -> Option<Duration> {
-        let left = self.lock().busy?.saturating_duration_since(Instant::now());
+        let left = self.lock().paused_until?.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }
 
     /// Remembers the sizes of blobs that a manifest lists.
-    pub(crate) fn know_sizes(&self, sizes: impl Iterator<Item = (Digest, u64)>) {
+    pub(crate) fn record_sizes(&self, sizes: impl Iterator<Item = (Digest, u64)>) {
         let known = &mut self.lock().sizes;
         for (digest, size) in sizes {
             if known.len() < SIZES {
@@ -122,18 +124,18 @@ impl Session {
         self.lock().sizes.get(digest).copied()
     }
 
-    /// Wrong bytes came for a blob.
-    pub(crate) fn wrong(&self, digest: &Digest) {
+    /// Records that a source sent wrong bytes for a blob.
+    pub(crate) fn record_wrong_bytes(&self, digest: &Digest) {
         let mut state = self.lock();
-        state.wrong.retain(|_, when| when.elapsed() < WRONG);
+        state.wrong.retain(|_, when| when.elapsed() < WRONG_BYTES_BACKOFF);
         state.wrong.insert(*digest, Instant::now());
-        // The known size may be the error.
+        // The recorded size may be what was wrong.
         state.sizes.remove(digest);
     }
 
     /// Returns whether wrong bytes came for a blob a moment ago.
     pub(crate) fn is_wrong(&self, digest: &Digest) -> bool {
-        self.lock().wrong.get(digest).is_some_and(|when| when.elapsed() < WRONG)
+        self.lock().wrong.get(digest).is_some_and(|when| when.elapsed() < WRONG_BYTES_BACKOFF)
     }
 
     fn lock(&self) -> MutexGuard<'_, SessionState> {

@@ -145,14 +145,14 @@ impl Gate {
         })
     }
 
-    /// Reads the policy, unless its files are as they were.
+    /// Returns the cached policy, or reads it again if one of its files has changed.
     fn load(&self) -> Result<Loaded, GateError> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = |(path, seen): &(PathBuf, Option<Stamp>)| stamp(path) == *seen;
         if let Some(known) = loaded.as_ref().filter(|known| known.stamps.iter().all(is_same)) {
             return Ok(known.clone());
         }
-        // A policy that cannot be used is read again each time, until it can.
+        // Cache only a policy that can be used: a faulty one is read again for each image.
         *loaded = None;
         let now = self.read()?;
         Ok(loaded.insert(now).clone())

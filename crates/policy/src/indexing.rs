@@ -40,7 +40,7 @@ pub struct Indexing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StatedLayer {
-    /// SHA-256 of it as stored.
+    /// SHA-256 of the stored layer.
     pub layer: Digest,
     /// SHA-256 of its tar.
     pub diff_id: Digest,
@@ -64,7 +64,7 @@ impl Statement {
     /// image's layers.
     ///
     /// # Errors
-    /// JSON cannot have it.
+    /// The statement cannot be encoded as JSON.
     pub fn indexed(
         name: String,
         digest: Digest,
@@ -105,7 +105,7 @@ impl Gate {
             let search = Search::new(&policy, &question).gather();
             let Ok(evidence) = timeout(SEARCH_DEADLINE, search).await else { continue };
             if let Some((indexing, bundles)) =
-                agreed(&policy, name, image, &manifest, &evidence.bundles)
+                find_agreed_indexing(&policy, name, image, &manifest, &evidence.bundles)
             {
                 return Ok(Some(SignedIndex { manifest, indexing, bundles }));
             }
@@ -126,14 +126,16 @@ impl Gate {
         bundles: &[Bytes],
     ) -> Result<Option<Indexing>, GateError> {
         let policy = self.policy()?;
-        let agreed = |policy: std::sync::Arc<Policy>| agreed(&policy, name, image, index, bundles);
+        let agreed = |policy: std::sync::Arc<Policy>| {
+            find_agreed_indexing(&policy, name, image, index, bundles)
+        };
         Ok(policy.and_then(agreed).map(|(indexing, _)| indexing))
     }
 }
 
 /// Finds a statement about `index` that as many trusted keys agree on as the policy requires.
 /// Returns it with its bundles.
-fn agreed(
+fn find_agreed_indexing(
     policy: &Policy,
     name: &ImageName,
     image: &Manifest,
@@ -147,7 +149,7 @@ fn agreed(
     };
     let all: Vec<_> = bundles.iter().filter_map(states).collect();
     all.iter().find_map(|(_, indexing, _)| {
-        // Others may be of another version.
+        // Compare the layers only: another converter may have been another version of the program.
         let same = all.iter().filter(|(_, other, _)| other.layers == indexing.layers);
         let signers: BTreeSet<_> = same.clone().flat_map(|(signers, ..)| signers).collect();
         let bundles = same.map(|(.., bundle)| bundle.clone()).collect();

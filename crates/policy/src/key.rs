@@ -12,8 +12,8 @@ use rustls_pki_types::{SubjectPublicKeyInfoDer, pem::PemObject as _};
 /// Maximum size of a public key file in bytes. An RSA key of 8192 bits has 1.5 kB.
 pub const KEY_LIMIT: usize = 64 << 10;
 
-/// Kinds of keys, each with the ways in which signers use them. cosign hashes with SHA-256 whatever
-/// the curve, newer versions with the curve's own size.
+/// Kinds of keys, each with the algorithms that signers use. Older versions of cosign hash with
+/// SHA-256 for every curve, newer ones with the hash of the curve's size.
 const KINDS: [(&str, &[&dyn VerificationAlgorithm]); 4] = [
     ("ECDSA P-256", &[&ECDSA_P256_SHA256_ASN1]),
     ("ECDSA P-384", &[&ECDSA_P384_SHA384_ASN1, &ECDSA_P384_SHA256_ASN1]),

@@ -1,4 +1,4 @@
-//! Statements about indexes of single layers, in a repository that has them by the layers' digests.
+//! Statements about indexes of single layers, in a repository that names them by layer digest.
 //!
 //! A layer's digest ties the statement to the layer's bytes, so it holds for every image with this
 //! layer, under any name. Which keys count depends on the image: those under `statements` of the
@@ -60,7 +60,7 @@ impl Statement {
     /// layer.
     ///
     /// # Errors
-    /// JSON cannot have it.
+    /// The statement cannot be encoded as JSON.
     pub fn indexed_layer(
         name: String,
         digest: Digest,
@@ -94,7 +94,8 @@ impl Gate {
         let question = Question::resolved(place, manifest.descriptor(), options);
         let search = Search::new(&policy, &question).gather();
         let Ok(evidence) = timeout(SEARCH_DEADLINE, search).await else { return Ok(None) };
-        let agreed = agreed(&policy, name, place, &manifest, layer, &evidence.bundles);
+        let agreed =
+            find_agreed_indexing(&policy, name, place, &manifest, layer, &evidence.bundles);
         Ok(agreed.map(|(stated, bundles)| SignedLayer { manifest, stated, bundles }))
     }
 
@@ -112,14 +113,14 @@ impl Gate {
         bundles: &[Bytes],
     ) -> Result<Option<StatedLayer>, GateError> {
         let Some(policy) = self.policy()? else { return Ok(None) };
-        let agreed = agreed(&policy, name, place, manifest, layer, bundles);
+        let agreed = find_agreed_indexing(&policy, name, place, manifest, layer, bundles);
         Ok(agreed.map(|(stated, _)| stated))
     }
 }
 
 /// Finds a statement about the layer that as many trusted keys agree on as the policy requires.
 /// Returns it with its bundles.
-fn agreed(
+fn find_agreed_indexing(
     policy: &Policy,
     name: &ImageName,
     place: &ImageName,

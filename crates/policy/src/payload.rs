@@ -85,7 +85,7 @@ impl Payload {
             },
             optional: serde_json::Value::Null,
         };
-        // Strings and nothing else: there is nothing that JSON cannot have.
+        // Cannot fail: all values are strings.
         serde_json::to_vec(&document).unwrap_or_default()
     }
 }

@@ -1,4 +1,4 @@
-//! Verifiers of others, as programs that speak containerd's protocol: notation and the like.
+//! External verifiers, such as notation: programs that speak containerd's image verifier protocol.
 //!
 //! ```text
 //! PROGRAM -name r.example/app:1 -digest sha256:…
@@ -19,7 +19,7 @@ use tokio::{
 pub const DESCRIPTOR: &str = "application/vnd.oci.descriptor.v1+json";
 
 /// Bytes of a reason that are read, as in containerd.
-const REASON: u64 = 16 << 10;
+const REASON_LIMIT: u64 = 16 << 10;
 
 /// A verifier.
 #[derive(Debug)]
@@ -56,12 +56,16 @@ impl Program {
             .map_err(|error| failed(&error))?;
         let descriptor = serde_json::to_vec(image).map_err(|error| failed(&error))?;
         if let Some(mut input) = child.stdin.take() {
-            // It need not read it.
+            // Ignore errors: a verifier need not read its input.
             let _ = input.write_all(&descriptor).await;
         }
         let mut reason = Vec::new();
         if let Some(output) = child.stdout.take() {
-            output.take(REASON).read_to_end(&mut reason).await.map_err(|error| failed(&error))?;
+            output
+                .take(REASON_LIMIT)
+                .read_to_end(&mut reason)
+                .await
+                .map_err(|error| failed(&error))?;
         }
         let status = child.wait().await.map_err(|error| failed(&error))?;
         if status.success() {

@@ -121,7 +121,7 @@ impl Statement {
     /// States that the lazy image `name` with this digest was made by `conversion`.
     ///
     /// # Errors
-    /// JSON cannot have it.
+    /// `conversion` cannot be encoded as JSON.
     pub fn converted(
         name: String,
         digest: Digest,
@@ -185,7 +185,7 @@ impl Statement {
             predicate_type: self.predicate_type.clone(),
             predicate: self.predicate.clone(),
         };
-        // Strings and JSON values: there is nothing that JSON cannot have.
+        // Cannot fail: all values are strings and JSON values.
         serde_json::to_vec(&document).unwrap_or_default()
     }
 }

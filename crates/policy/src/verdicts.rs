@@ -19,7 +19,7 @@ use lazuli_image::{Algorithm, Digest};
 use crate::name::Asked;
 
 /// Maximum number of verdicts that are kept. A node has some hundred images.
-const KEPT: usize = 16_384;
+const VERDICTS_LIMIT: usize = 16_384;
 
 /// The verdicts of one policy.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Verdicts {
         self.path(asked, manifest).exists()
     }
 
-    /// A verdict that cannot be kept is found again.
+    /// Stores a verdict. If that fails, the next start verifies the image again.
     pub(crate) fn keep(&self, asked: &Asked, manifest: &Digest) {
         let path = self.path(asked, manifest);
         let kept = self.make_room().and_then(|()| File::create_new(&path));
@@ -59,7 +59,7 @@ impl Verdicts {
     }
 
     fn make_room(&self) -> io::Result<()> {
-        if self.count.load(Ordering::Relaxed) < KEPT {
+        if self.count.load(Ordering::Relaxed) < VERDICTS_LIMIT {
             return Ok(());
         }
         for entry in fs::read_dir(&self.directory)? {

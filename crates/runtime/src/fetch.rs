@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// How long to wait for bytes that were requested early: the time after which a silent place is
+/// How long to wait for bytes that were requested early: the time after which a silent source is
 /// asked again.
 const HELD: Duration = race::LAST_HEDGE_AFTER;
 
@@ -84,16 +84,16 @@ impl Fetch<'_> {
         }
     }
 
-    /// Gets a range from these places alone, the most preferred first.
+    /// Gets a range from these sources alone, the most preferred first.
     pub(crate) async fn get_from(
         &self,
-        places: &[Arc<TrackedSource>],
+        sources: &[Arc<TrackedSource>],
         wanted: &Wanted,
     ) -> Result<Answer, ReadError> {
-        self.read(places, wanted, self.meter).await
+        self.read(sources, wanted, self.meter).await
     }
 
-    /// Uses bytes that were requested early as an answer of the first place; `None` if they don't
+    /// Uses bytes that were requested early as an answer of the first source; `None` if they don't
     /// arrive.
     async fn held_answer(&self, held: EarlyBytes) -> Option<Answer> {
         let started = Instant::now();
@@ -105,7 +105,7 @@ impl Fetch<'_> {
         Some(Answer { bytes, source, started, _permit: permit })
     }
 
-    /// Reads from all places. Starts over when other sources replace them, or when a source is
+    /// Reads from all sources. Starts over when other sources replace them, or when a source is
     /// added before much has arrived.
     async fn read_anywhere(&self, wanted: &Wanted) -> Result<Answer, ReadError> {
         loop {
@@ -114,8 +114,8 @@ impl Fetch<'_> {
             // Changes from here on count, even before they are awaited.
             replaced.as_mut().enable();
             added.as_mut().enable();
-            let (places, counter) = (self.sources.list(), Counter::of(self.meter));
-            let mut reading = pin!(self.read(&places, wanted, &counter));
+            let (sources, counter) = (self.sources.list(), Counter::of(self.meter));
+            let mut reading = pin!(self.read(&sources, wanted, &counter));
             loop {
                 tokio::select! {
                     answer = &mut reading => return answer,
@@ -133,14 +133,14 @@ impl Fetch<'_> {
 
     async fn read(
         &self,
-        places: &[Arc<TrackedSource>],
+        sources: &[Arc<TrackedSource>],
         wanted: &Wanted,
         meter: &dyn Meter,
     ) -> Result<Answer, ReadError> {
         let Wanted { range, part, deadline } = wanted.clone();
         let request =
             RangeRequest { range, part, deadline, memory: self.memory, claim: self.claim, meter };
-        race::read(places, &request).await.map_err(|source| ReadError::Source {
+        race::read(sources, &request).await.map_err(|source| ReadError::Source {
             blob: self.blob,
             range: request.range,
             source,

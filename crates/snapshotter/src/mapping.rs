@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_read() {
+    fn id_mappings_are_parsed_from_both_labels() {
         assert_eq!(Mapping::of(&Labels::new()).unwrap(), None);
         let mapping = Mapping::of(&labels("1:5:10,0:100000:1", "0:200000:65536")).unwrap().unwrap();
         assert_eq!(mapping.owner(), Owner::Ids(100_000, 200_000));

@@ -78,10 +78,10 @@ pub enum Response {
 }
 
 impl Group {
-    /// Makes a group with unlimited queue and marks. Without `FAN_UNLIMITED_QUEUE` a full queue
-    /// would let readers through to the holes. Without `FAN_REPORT_FD_ERROR`, since an event that
-    /// carries an error instead of a descriptor cannot be answered and its reader would wait
-    /// forever. With `FAN_REPORT_TID`, see [`Group::reports_threads`].
+    /// Makes a group with unlimited queue and marks. `FAN_UNLIMITED_QUEUE` is set because a full
+    /// queue would let readers through to the holes, `FAN_REPORT_TID` for
+    /// [`Group::reports_threads`]. `FAN_REPORT_FD_ERROR` is not set: an event that carries an error
+    /// instead of a descriptor cannot be answered, so its reader would wait forever.
     pub fn new() -> io::Result<Self> {
         let flags = libc::FAN_CLASS_PRE_CONTENT
             | libc::FAN_CLOEXEC

@@ -8,7 +8,7 @@ use std::{
 use rustix::io::{FdFlags, fcntl_setfd};
 
 /// The first descriptor that systemd passes, see sd_listen_fds(3).
-const FIRST: i32 = 3;
+const FIRST_PASSED: i32 = 3;
 
 /// Takes the descriptors that systemd passes to a service, with their names: the sockets it listens
 /// on, and descriptors that an earlier process of the service stored. Empty when systemd did not
@@ -30,7 +30,7 @@ pub fn descriptors() -> io::Result<Vec<(String, OwnedFd)>> {
     let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
     let count = number("LISTEN_FDS").and_then(|count| i32::try_from(count).ok()).unwrap_or(0);
-    (FIRST..FIRST.saturating_add(count))
+    (FIRST_PASSED..FIRST_PASSED.saturating_add(count))
         .map(|number| {
             // Nothing is owned before it is known to be open.
             std::fs::symlink_metadata(format!("/proc/self/fd/{number}"))?;

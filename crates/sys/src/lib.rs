@@ -1,9 +1,9 @@
 //! All unsafe code and raw kernel interfaces: fanotify, loop devices, mapped and inherited memory
 //! and descriptors.
 //!
-//! Every other crate of the workspace denies unsafe code. Its interfaces are as small as the kernel
-//! interface allows: owned descriptors in and out, no policy, and no parsing but that of the
-//! kernel's own words. [`path_error`] adds paths to the errors of the operating system.
+//! Every other crate of the workspace denies unsafe code. This crate stays as thin as the kernel's
+//! interfaces allow: owned descriptors in and out, no policy, and no parsing of anything but the
+//! kernel's own output. [`path_error`] adds paths to the errors of the operating system.
 #![allow(unsafe_code)]
 
 pub mod fanotify;

@@ -14,7 +14,7 @@ const SET_DIRECT_IO: libc::Ioctl = 0x4c08;
 const CONFIGURE: libc::Ioctl = 0x4c0a;
 
 const READ_ONLY: u32 = 1;
-/// The kernel lets go of the file when the last user closes the device.
+/// The kernel detaches the file when the last user closes the device.
 const AUTOCLEAR: u32 = 4;
 const DIRECT_IO: u32 = 16;
 
@@ -167,8 +167,8 @@ impl LoopDevice {
     /// uninterruptibly, for reads that have begun.
     pub fn change(&self, file: BorrowedFd<'_>) -> io::Result<()> {
         ioctl(self.device.as_fd(), CHANGE_FD, file.as_raw_fd().into())?;
-        // A file that cannot be read directly takes that from the device, and the next one does not
-        // bring it back.
+        // The kernel switches direct I/O off when a backing file does not support it, and does not
+        // switch it on again for the next file.
         if !self.backing()?.is_direct {
             // Fails where the file system cannot do it.
             let _ = ioctl(self.device.as_fd(), SET_DIRECT_IO, 1);
@@ -225,12 +225,12 @@ mod tests {
     }
 
     #[test]
-    fn structures_are_as_long_as_the_kernels() {
+    fn structures_have_the_sizes_of_the_kernels() {
         assert_eq!((size_of::<Info>(), size_of::<Config>()), (232, 304));
     }
 
     #[test]
-    fn the_file_behind_a_device_can_be_changed_for_another_of_its_size() {
+    fn a_backing_file_is_replaced_only_by_one_of_the_same_size() {
         if !able() {
             return;
         }
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_device_is_free_when_it_is_closed() {
+    fn a_device_is_free_after_its_last_user_closes_it() {
         if !able() {
             return;
         }

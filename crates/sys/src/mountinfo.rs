@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_mountinfo() {
+    fn mounts_are_parsed_and_malformed_lines_are_skipped() {
         let line =
             b"36 35 0:42 / /a\\040b\\134c\\9 rw,noatime master:1 shared:2 - erofs /x\\012y ro";
         let expected = MountEntry {

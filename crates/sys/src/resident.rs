@@ -55,13 +55,13 @@ pub fn visible_pages(file: BorrowedFd<'_>, range: Range<u64>) -> io::Result<u64>
     Ok(present.iter().filter(|page| **page & 1 != 0).count() as u64)
 }
 
-/// Drops this process's mapped pages of program files, code and constants. They stay in the page
-/// cache, where other processes of the program need them anyway, and fault in again on use. For a
-/// process that works hard at its start and is idle afterwards.
+/// Unmaps the resident pages of this process's program files: code and constants. They stay in the
+/// page cache, which other processes of the program use too, and fault in again on use. Meant for a
+/// process that uses much code at its start and little afterwards.
 ///
 /// # Errors
-/// This process has several threads: another one might replace a mapping between the look at it and
-/// the advice.
+/// This process has several threads: another one might replace a mapping after it was read from
+/// `/proc` and before it is dropped.
 pub fn forget_program() -> io::Result<()> {
     if fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::other("this process has several threads"));
@@ -76,7 +76,7 @@ pub fn forget_program() -> io::Result<()> {
             found.extend(mapping.take());
         }
     }
-    // Drop all ranges last, or this very code would fault in again.
+    // Drop the ranges only after parsing, or the parser's code would fault in again.
     for (start, end) in found {
         // SAFETY: needed because advice about memory goes by address. Sound because the range is a
         // private mapping of a file that cannot be written to and has no page of its own (relocated
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_the_pages_of_a_file() {
+    fn pages_in_a_range_of_a_file_are_counted() {
         use std::{io::Write as _, os::fd::AsFd as _};
         let mut file = tempfile::tempfile_in("/var/tmp").unwrap();
         file.write_all(&[1; 3 * 4096]).unwrap();
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_several_threads_keeps_its_program() {
+    fn forget_program_fails_in_a_process_of_several_threads() {
         let (go, wait) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || wait.recv());
         assert!(forget_program().unwrap_err().to_string().contains("threads"));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn knows_what_it_can_map_again() {
+    fn only_private_read_only_file_mappings_are_dropped() {
         let line = |mode, path| format!("10-2f {mode} 00029000 fe:00 123 {path}");
         assert_eq!(header(&line("r-xp", "/bin/a b")), Some(Some((0x10, 0x2f))));
         assert_eq!(header(&line("r--p", "/bin/a")), Some(Some((0x10, 0x2f))));

@@ -17,8 +17,8 @@ use rustix::{
     mm::{MapFlags, MlockFlags, ProtFlags},
 };
 
-/// Numbers in memory shared by all processes that have the descriptor. A value that one process
-/// stores remains for the others, however that process ends. Untouched pages take no memory.
+/// Numbers in memory shared by all processes that have the descriptor. A value that a process has
+/// stored survives the process, however it ends. Untouched pages take no memory.
 #[derive(Debug)]
 pub struct Shared {
     file: OwnedFd,
@@ -89,8 +89,8 @@ impl Shared {
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Keeps pages in memory from when they are first used. The kernel may refuse that to users
-    /// other than root.
+    /// Locks each page into memory from its first use, so that access never waits for swap. The
+    /// kernel may refuse this to users other than root.
     pub fn lock(&self) -> io::Result<()> {
         let len = self.count * size_of::<AtomicU64>();
         // SAFETY: needed because the kernel is told about an address. Sound because `open` mapped
@@ -99,11 +99,11 @@ impl Shared {
         Ok(())
     }
 
-    /// The first number at or after `from` that may not be 0, without a look at it: to look takes
-    /// memory.
+    /// Returns the index of a number at or after `from` before which all are 0. Asks the kernel for
+    /// the first allocated page, because reading an untouched page allocates it.
     pub fn first_used(&self, from: usize) -> Option<usize> {
         let from = SeekFrom::Data((from * size_of::<AtomicU64>()) as u64);
-        // Fails when there is nothing but a hole.
+        // Fails with ENXIO if no page from there on is allocated.
         let at = usize::try_from(seek(&self.file, from).ok()?).ok()?;
         Some(at / size_of::<AtomicU64>())
     }
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_mappings_are_the_same_memory() {
+    fn a_stored_value_is_seen_through_another_mapping_after_the_first_is_gone() {
         let one = Shared::create("test", 1000).unwrap();
         let two = Shared::open(one.as_fd().try_clone_to_owned().unwrap(), 1000).unwrap();
         assert!(two.iter().all(|number| number.load(Ordering::Relaxed) == 0));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_there_for_others_as_soon_as_it_is_read() {
+    fn bytes_read_are_seen_through_another_mapping_until_they_are_forgotten() {
         let one = Shared::create("test", 2048).unwrap();
         let two = Shared::open(one.as_fd().try_clone_to_owned().unwrap(), 2048).unwrap();
         one.lock().unwrap();

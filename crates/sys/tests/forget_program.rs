@@ -1,5 +1,4 @@
-//! Code still runs after its pages were given back, and they were: the process is smaller than
-//! before.
+//! `forget_program` makes the process smaller, and its code still runs.
 
 use std::fs;
 

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_counted() {
+    fn wrong_bytes_and_zeros_are_counted() {
         let mut bytes = [0; 64];
         fill(7, 5, &mut bytes);
         bytes[10] = !bytes[10];

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_fills_up_and_is_gone_in_the_end() {
+    fn a_full_disk_refuses_writes_until_space_is_freed() {
         if !able() {
             return;
         }

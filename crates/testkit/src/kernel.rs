@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_programs() {
+    fn a_program_is_found_only_if_it_is_in_path() {
         assert!(probe(Feature::Program("sh")).is_ok());
         assert!(probe(Feature::Program("no such program")).is_err());
     }

@@ -1,5 +1,5 @@
-//! Odd trees, tree comparison, a faulty registry and Dragonfly, private networks and daemons and a
-//! client of containerd for tests. Never shipped.
+//! Test support: odd images and tree comparison, a fake registry and a fake Dragonfly that fail on
+//! demand, isolated networks, and clients of containerd. No shipped crate depends on it.
 
 pub mod content;
 pub mod cri;

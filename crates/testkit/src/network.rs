@@ -71,7 +71,7 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        let _ = go(&self.home);
+        let _ = enter_namespace(&self.home);
     }
 }
 
@@ -86,7 +86,7 @@ impl Node {
         let here = File::open("/proc/thread-self/ns/net")?;
         self.namespace.enter()?;
         let result = action();
-        go(&here)?;
+        enter_namespace(&here)?;
         Ok(result)
     }
 }
@@ -113,7 +113,7 @@ impl Namespace {
     }
 
     fn enter(&self) -> io::Result<()> {
-        go(&self.file)
+        enter_namespace(&self.file)
     }
 }
 
@@ -125,7 +125,7 @@ impl Drop for Namespace {
 }
 
 /// Moves this thread into a namespace, and no other thread of the process.
-fn go(namespace: &File) -> io::Result<()> {
+fn enter_namespace(namespace: &File) -> io::Result<()> {
     Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 

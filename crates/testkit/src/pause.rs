@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_waits() {
+    fn the_pause_program_waits_until_it_is_killed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pause");
         std::fs::write(&path, program()).unwrap();

@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_before_1970() {
+    fn fractions_of_negative_times_count_away_from_zero() {
         assert_eq!(decimal(-2, 500_000_000), "-1.500000000");
         assert_eq!(decimal(-1, 999_999_999), "-0.000000001");
         assert_eq!(decimal(3, 1), "3.000000001");

@@ -40,8 +40,8 @@ pub struct Distance {
     pub slow_start: bool,
 }
 
-/// A listener that forwards connections to a server far away. Those that are open live on when it
-/// is dropped.
+/// A listener that forwards connections to a distant server. Dropping it closes the listener, but
+/// no open connection.
 #[derive(Debug)]
 pub struct Wire {
     address: SocketAddr,
@@ -58,18 +58,18 @@ struct Shared {
 }
 
 impl Wire {
-    /// Forwards from a free port of the loopback interface, over a way that is as broad as this
-    /// machine.
+    /// Forwards from a free port of the loopback interface, with slow start and unlimited
+    /// bandwidth.
     pub fn to(server: SocketAddr, round_trip: Duration) -> io::Result<Self> {
         Self::through(server, Distance { round_trip, bytes_per_second: None, slow_start: true })
     }
 
-    /// The same over any way.
+    /// Forwards from a free port of the loopback interface over `distance`.
     pub fn through(server: SocketAddr, distance: Distance) -> io::Result<Self> {
         Self::between((Ipv4Addr::LOCALHOST, 0).into(), server, distance)
     }
 
-    /// The same from any address of this machine.
+    /// Forwards from the local address `near` over `distance`.
     pub fn between(near: SocketAddr, server: SocketAddr, distance: Distance) -> io::Result<Self> {
         let listener = TcpListener::bind(near)?;
         let address = listener.local_addr()?;
@@ -118,20 +118,20 @@ impl Shared {
         far.set_nodelay(true)?;
         let Distance { round_trip, slow_start, .. } = self.distance;
         let half = round_trip / 2;
-        // The loopback interface took no time for the handshake: bytes leave when it would have
-        // been over.
+        // The handshake on the loopback interface took no time: hold bytes back until a distant one
+        // would have ended.
         let opened = Instant::now() + round_trip;
-        let up = Way { from: near.try_clone()?, to: far.try_clone()?, half, opened };
+        let up = Direction { from: near.try_clone()?, to: far.try_clone()?, half, opened };
         up.start(None, None);
         let window = Window { size: FIRST_WINDOW, in_flight: VecDeque::new(), round_trip };
-        Way { from: far, to: near, half, opened }
+        Direction { from: far, to: near, half, opened }
             .start(slow_start.then_some(window), Some(self.clone()));
         Ok(())
     }
 }
 
 /// One direction of a connection.
-struct Way {
+struct Direction {
     from: TcpStream,
     to: TcpStream,
     /// The delay of a byte.
@@ -140,7 +140,7 @@ struct Way {
     opened: Instant,
 }
 
-impl Way {
+impl Direction {
     fn start(self, window: Option<Window>, shared: Option<Arc<Shared>>) {
         let (sender, receiver) = mpsc::channel();
         let to = self.to;
@@ -300,12 +300,12 @@ mod tests {
     }
 
     #[test]
-    fn handshakes_and_bytes_take_their_time() {
+    fn a_handshake_and_an_exchange_take_a_round_trip_each() {
         expect(distance(true), 1000, &[2, 1]);
     }
 
     #[test]
-    fn narrow_links_take_longer() {
+    fn limited_bandwidth_delays_bytes() {
         let (round_trip, bytes_per_second) = (Duration::ZERO, Some(1_000_000));
         let distance = Distance { round_trip, bytes_per_second, slow_start: true };
         let wire = Wire::through(talkative(500_000), distance).unwrap();
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_grow() {
+    fn slow_start_doubles_the_window_each_round_trip() {
         // 14.6, 29.2, 58.4, 116.8 kB: 200 kB need four windows.
         expect(distance(true), 200_000, &[5, 1]);
         expect(distance(false), 200_000, &[2]);

@@ -227,7 +227,7 @@ fn errors_name_entry_and_target() {
 }
 
 #[test]
-fn the_root_and_foreign_attributes() {
+fn attributes_of_other_systems_are_dropped_and_counted() {
     let mut root = entry(".", 5, EntryKind::Directory);
     for name in
         ["user.a", "com.apple.provenance", "user.", "system.nfs4_acl", "security.capability"]

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn times() {
+    fn times_are_written_as_pax_decimals() {
         let time = |seconds, nanoseconds| super::time(Mtime { seconds, nanoseconds });
         assert_eq!(time(7, 0), "7");
         assert_eq!(time(7, 5), "7.000000005");

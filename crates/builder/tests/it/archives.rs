@@ -16,7 +16,7 @@ fn path(bytes: &[u8]) -> EntryPath {
 }
 
 #[test]
-fn every_type_of_member() {
+fn every_type_of_member_becomes_its_kind_of_entry() {
     let device = |kind| {
         let mut header = Header::new(kind, b"dev", 0);
         header.octal(329..337, 259).octal(337..345, 70_000);
@@ -58,7 +58,7 @@ fn every_type_of_member() {
 }
 
 #[test]
-fn names_of_every_kind() {
+fn long_names_of_gnu_tar_and_pax_are_read_whole() {
     let long = format!("{}/file", "directory".repeat(20));
     let long_link = "x".repeat(300);
     let gnu = Tar::default()
@@ -97,7 +97,7 @@ fn names_of_every_kind() {
 }
 
 #[test]
-fn numbers_that_do_not_fit_octal() {
+fn numbers_that_do_not_fit_octal_are_read() {
     let pax: &[(&str, &[u8])] =
         &[("uid", b"4000000000"), ("gid", b"3000000"), ("mtime", b"-86400.25")];
     let (entry, _) = one(Tar::default().pax(b'x', pax).file("f", b""));
@@ -141,7 +141,7 @@ fn extended_headers_override_and_end() {
 }
 
 #[test]
-fn attributes_and_acls() {
+fn attributes_of_every_writer_become_xattrs() {
     let acl = b"user::rwx\nuser:lisa:r-x\ngroup::r-x\nmask::r-x\nother::---\n";
     let minimal = b"user::rwx,group::r-x,other::---";
     let pax: &[(&str, &[u8])] = &[
@@ -171,7 +171,7 @@ fn attributes_and_acls() {
 const SPARSE: &[u8] = b"\0\0\0\0abcd\0\0\0\0efgh\0\0\0\0";
 
 #[test]
-fn sparse_files_in_all_four_formats() {
+fn sparse_files_of_all_four_formats_are_read() {
     let mut old = Header::new(b'S', b"f", 8);
     old.bytes(386, b"00000000004\x0000000000004\x0000000000014\x0000000000004\0");
     old.bytes(483, b"00000000024\0");
@@ -234,7 +234,7 @@ fn an_old_sparse_map_goes_on_in_more_blocks() {
 }
 
 #[test]
-fn whiteouts() {
+fn aufs_whiteouts_become_entries_and_its_own_files_are_dropped() {
     let tar = Tar::default()
         .file("a/.wh.b", b"")
         .file("a/.wh..wh..opq", b"")

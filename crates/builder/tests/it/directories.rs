@@ -24,7 +24,7 @@ fn inode<'a>(tree: &'a Tree, path: &str) -> &'a Inode {
 }
 
 #[test]
-fn everything_in_a_directory() {
+fn every_kind_of_file_in_a_directory_becomes_an_entry() {
     let scratch = tempfile::tempdir().unwrap();
     let root = scratch.path();
     fs::create_dir_all(root.join("d/e")).unwrap();

@@ -40,7 +40,7 @@ fn paths(upper: Tar) -> Vec<String> {
 /// BuildKit and containerd: names without `./`, parent directories before a change, whiteouts as
 /// empty files of mode 0, and an opaque marker inside a directory that was made anew.
 #[test]
-fn of_buildkit() {
+fn buildkits_whiteouts_remove_what_they_name() {
     let whiteout = |name: &str| {
         let mut header = Header::new(b'0', name.as_bytes(), 0);
         header.octal(100..108, 0);
@@ -61,7 +61,7 @@ fn of_buildkit() {
 /// Kaniko: whiteouts come first, without a type and without parent directories, even for entries
 /// that the same layer makes again; names may begin with a slash.
 #[test]
-fn of_kaniko() {
+fn kanikos_whiteouts_spare_entries_of_their_own_layer() {
     let whiteout = |name: &str| {
         let mut header = Header::new(0, name.as_bytes(), 0);
         header.octal(100..108, 0);

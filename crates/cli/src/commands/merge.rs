@@ -60,12 +60,12 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         Ok(image)
     };
     let images = images.iter().map(open).collect::<Result<Vec<_>>>()?;
-    let parts = images.iter().map(|LazyImage { name, image, .. }| SourceImage {
+    let sources = images.iter().map(|LazyImage { name, image, .. }| SourceImage {
         name: name.to_string(),
         image: &*image.bootstrap,
         of: TreeOf::Image,
     });
-    let combined = combine(&parts.collect::<Vec<_>>())?;
+    let combined = combine(&sources.collect::<Vec<_>>())?;
     let layer = pack(&images, &combined, &runtime)?;
     let description = describe(&images, &combined, &layer, &runtime)?;
 

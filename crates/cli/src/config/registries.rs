@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn mirrors_are_checked() {
+    fn invalid_mirrors_are_refused_with_their_key() {
         let good = "[[registry]]\nhost = 'docker.io'\nmirrors = ['http://127.0.0.1:5001', 'https://mirror.example']\n";
         toml::from_str::<Config>(good).unwrap().mirrors().unwrap();
         for (text, key) in [

@@ -92,7 +92,7 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn drivers_have_names() {
+    fn an_unknown_driver_is_refused_with_the_known_ones() {
         let driver = |text: &str| toml::from_str::<Config>(&format!("[snapshotter]\n{text}\n"));
         assert_eq!(driver("").unwrap().snapshotter.unwrap().driver, DriverChoice::Auto);
         let fuse = driver("driver = 'fuse'").unwrap().snapshotter.unwrap();

@@ -48,8 +48,8 @@ impl Bundle {
             DirBuilder::new().recursive(true).mode(0o700).create(&run)?;
             // One at a time: a bundle that is just being made has no lock yet, and must not be
             // swept.
-            let turn = File::open(&run)?;
-            turn.lock()?;
+            let directory_lock = File::open(&run)?;
+            directory_lock.lock()?;
             sweep(root, &run);
             let id = format!("lazuli-{}", std::process::id());
             let directory = run.join(&id);

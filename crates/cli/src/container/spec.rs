@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_follow_docker() {
+    fn arguments_replace_the_command_but_not_the_entrypoint() {
         let image = process(json!({ "Entrypoint": ["/entry"], "Cmd": ["a", "b"] }));
         assert_eq!(image.arguments(&[]).unwrap(), ["/entry", "a", "b"]);
         assert_eq!(image.arguments(&["c".into()]).unwrap(), ["/entry", "c"]);

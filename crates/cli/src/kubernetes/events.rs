@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_bounded() {
+    fn one_status_makes_a_bounded_number_of_events() {
         let mut events = Events::default();
         events.of("node1", &status(|_| ()));
         let reads: Vec<_> = (1..=300).map(|number| read(number, &number.to_string())).collect();

@@ -68,7 +68,8 @@ impl Reporter {
         let Ok(status) = &observation.status else { return Ok(()) };
         let mut result = Ok(());
         for event in events.of(&self.node, status) {
-            // A namespace that is being deleted refuses events; those of others are not its matter.
+            // A namespace that is being deleted refuses its events, so send all others before
+            // returning the error.
             result = server.create_event(&event).await.and(result);
         }
         result

@@ -45,12 +45,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let layers = arguments.sources.iter().map(|path| (path.as_path(), TreeOf::Layer));
     let read = |(path, of): (_, _)| Ok((path, of, bootstrap::of_layer(path)?));
     let images = parent.chain(layers).map(read).collect::<Result<Vec<_>>>()?;
-    let parts = images.iter().map(|(path, of, image)| SourceImage {
+    let sources = images.iter().map(|(path, of, image)| SourceImage {
         name: path.display().to_string(),
         image,
         of: *of,
     });
-    let combined = combine(&parts.collect::<Vec<_>>())?;
+    let combined = combine(&sources.collect::<Vec<_>>())?;
     let prefetch = match combined.blobs[..] {
         [] => Vec::new(),
         _ => find(&combined.tree, &patterns),

@@ -137,7 +137,7 @@ fn everything(registry: &FakeRegistry) -> Vec<Digest> {
 }
 
 #[test]
-fn every_platform_and_every_referrer() {
+fn every_platform_and_every_referrer_is_copied() {
     let lazuli = Lazuli::new();
     let (from, to, old) = (
         FakeRegistry::start().unwrap(),

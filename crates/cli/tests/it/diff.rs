@@ -27,7 +27,7 @@ fn same_time(path: &Path) {
 }
 
 #[test]
-fn every_kind_of_change() {
+fn every_kind_of_change_is_listed() {
     if !require(Feature::Root) {
         return;
     }

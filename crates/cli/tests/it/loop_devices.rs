@@ -250,7 +250,7 @@ fn probes_of_a_disk_fetch_nothing_before_it_is_mounted() {
 }
 
 #[test]
-fn three_hundred_mounts() {
+fn three_hundred_mounts_are_served_after_a_killed_worker() {
     if !able("loop") {
         return;
     }

@@ -110,7 +110,7 @@ fn set_user_id_programs_work_where_they_are_asked_for() {
 }
 
 #[test]
-fn corpus_images_from_a_registry() {
+fn corpus_images_from_a_registry_show_the_same_tree() {
     let registry = Registry::start();
     for name in ["busybox", "debian-slim", "redis", "lua"] {
         let Some(layout) = corpus(name) else { return };

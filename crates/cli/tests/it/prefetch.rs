@@ -413,7 +413,7 @@ fn misses_do_not_escalate_where_the_rest_is_not_wanted() {
 
 /// A start that keeps missing soon has the whole image.
 #[test]
-fn misses_escalate() {
+fn repeated_misses_fetch_the_whole_image() {
     if !needs() {
         return;
     }

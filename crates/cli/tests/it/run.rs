@@ -31,7 +31,7 @@ fn nothing_left(lazuli: &Lazuli) {
 }
 
 #[test]
-fn output_exit_code_and_clean_up() {
+fn a_run_passes_on_output_and_exit_code_and_leaves_nothing() {
     let Some(lazuli) = prepared("busybox") else { return };
     for driver in ["fanotify", "fuse"] {
         let script = "echo out; echo err >&2; echo written > /new; cat /new; exit 7";
@@ -81,7 +81,7 @@ fn containers_have_the_hosts_network_or_none() {
 
 /// As in Docker: a seccomp filter, limits, and nothing to see of the node's interrupts.
 #[test]
-fn containers_are_confined() {
+fn containers_have_a_seccomp_filter_and_limits() {
     let Some(lazuli) = prepared("busybox") else { return };
     let script = "grep ^Seccomp: /proc/self/status; unshare -m true 2>/dev/null; echo unshare $?; \
                   wc -c < /proc/interrupts; readlink /proc/self/ns/user; \
@@ -109,7 +109,7 @@ fn containers_are_confined() {
 }
 
 #[test]
-fn the_images_command_and_statistics() {
+fn without_arguments_the_images_own_command_runs() {
     let Some(lazuli) = prepared("busybox") else { return };
     let output = lazuli.output(["run", "--stats", "oci:lazy:image"]);
     assert!(output.status.success(), "{output:?}");
@@ -119,7 +119,7 @@ fn the_images_command_and_statistics() {
 }
 
 #[test]
-fn environment_user_and_directory() {
+fn a_container_has_the_images_environment_user_and_directory() {
     let Some(lazuli) = prepared("redis") else { return };
     let script = "pwd; id -u; echo $PATH; cat /proc/1/comm";
     let output = lazuli.ok(["run", "oci:lazy:image", "--", "sh", "-c", script]);
@@ -159,7 +159,7 @@ fn a_killed_run_is_swept_by_the_next() {
 }
 
 #[test]
-fn failures_of_our_own_are_125() {
+fn an_image_that_cannot_be_mounted_gives_exit_code_125() {
     let Some(lazuli) = prepared("busybox") else { return };
     let output = lazuli.output(["run", "oci:lazy:nothing", "--", "true"]);
     assert_eq!(output.status.code(), Some(125), "{output:?}");
@@ -205,7 +205,7 @@ fn a_signal_ends_a_run_whose_registry_does_not_answer() {
 }
 
 #[test]
-fn many_at_once_behind_a_symbolic_link() {
+fn concurrent_runs_with_a_linked_state_directory_succeed() {
     let Some(lazuli) = prepared("busybox") else { return };
     let lazuli = lazuli.behind_a_link();
     std::thread::scope(|scope| {

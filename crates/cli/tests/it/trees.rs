@@ -181,7 +181,7 @@ proptest! {
     })]
 
     #[test]
-    fn any_tree(nodes in vec(node(), 0..60), driver in prop::sample::select(vec!["fanotify", "fuse"])) {
+    fn any_tree_is_mounted_as_it_was_written(nodes in vec(node(), 0..60), driver in prop::sample::select(vec!["fanotify", "fuse"])) {
         if !require(Feature::Root) || !require(Feature::Fanotify) || !require(Feature::Fuse) {
             return Ok(());
         }

@@ -106,7 +106,7 @@ fn an_ordinary_image_keeps_its_config() {
 }
 
 #[test]
-fn sockets_and_whiteouts() {
+fn sockets_and_whiteout_names_are_unpacked_where_the_target_has_them() {
     if !require(Feature::Root) {
         return;
     }
@@ -133,7 +133,7 @@ fn sockets_and_whiteouts() {
 }
 
 #[test]
-fn targets_that_are_refused() {
+fn an_unusable_target_is_refused_by_name() {
     let lazuli = Lazuli::new();
     fs::write(lazuli.directory("source").join("file"), "x").unwrap();
     lazuli.ok(["convert", "dir:source", "oci:lazy:x"]);

@@ -49,7 +49,7 @@ fn both_drivers_show_what_v6_shows() {
 }
 
 #[test]
-fn is_inspected_checked_and_fetched_but_not_optimized() {
+fn a_v5_image_is_inspected_checked_and_fetched_but_not_optimized() {
     let lazuli = Lazuli::new();
     image(&lazuli);
     let inspected = |image: &str| -> Value {

@@ -67,7 +67,7 @@ fn chain_id_covers_all_layers_below() {
 }
 
 #[test]
-fn refuses_bad_documents() {
+fn malformed_documents_are_refused() {
     let huge = vec![b' '; MAX_DOCUMENT + 1];
     assert!(matches!(ImageConfig::parse(&huge), Err(OciError::TooBig { .. })));
     assert!(ImageConfig::parse(br#"{"os":"linux","os":"windows"}"#).is_err());
@@ -108,7 +108,7 @@ fn platforms_match_as_the_specification_says() {
 }
 
 #[test]
-fn an_index_of_both_images() {
+fn an_index_of_both_images_marks_the_lazy_one() {
     let descriptor = |text: &[u8]| {
         let digest = Algorithm::Sha256.digest(text);
         Descriptor::plain(media_type::MANIFEST, digest, text.len() as u64)

@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_of_upstream() {
+    fn entries_are_encoded_as_upstream_encodes_them() {
         let cases: [(u64, u32, u64, u32, [u64; 2]); 3] = [
             (10, 6, 4096, 6, [0x0000_5000_0000_1000, 0x0000_5000_0000_000a]),
             (16, 1 << 20, 8192, 1 << 20, [0xffff_f000_0000_2000, 0xffff_f000_0000_0010]),
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_at_its_limits() {
+    fn every_field_survives_at_its_limits() {
         for size in [1, 2, 1 << 20, (1 << 20) + 1, 1 << 24] {
             for (stored, decoded) in [(0, 0), (STORED_MASK, DECODED_MASK)] {
                 let entry = CiEntry {

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_trip() {
+    fn a_decoded_footer_is_what_was_encoded() {
         for size in [0, 1, 4096, (1 << 33) - 1, 1 << 33, 1 << 40] {
             let mut footer = encode("blob.meta", size);
             assert_eq!(decode(&footer), Some(("blob.meta", size)));

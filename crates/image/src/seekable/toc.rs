@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn times_become_seconds() {
+    fn rfc_3339_times_become_seconds() {
         let mtime =
             |text: &str| TocEntry { modtime: Some(text.into()), ..TocEntry::default() }.mtime();
         for (text, seconds, nanoseconds) in [

@@ -51,7 +51,7 @@ fn bootstrap_and_tail_say_what_was_written() {
 
 /// The bytes of the table as upstream's documentation and images have them.
 #[test]
-fn ci_table_of_version_2() {
+fn a_ci_table_of_version_2_has_upstreams_bytes() {
     let mut builder = BlobBuilder::new(Codec::None, small_chunks());
     builder.file(0, b"alone");
     builder.batch(0, &[b"ab", b"cde"]);
@@ -85,7 +85,7 @@ fn places_that_a_bootstrap_leaves_out_come_from_the_blob() {
 /// For every changed byte of a table, chunks stay inside their blob and batch, and so does the
 /// decoder.
 #[test]
-fn every_byte_of_a_table_changed() {
+fn no_changed_byte_of_a_table_makes_a_reader_panic() {
     let sample = batched_sample(Codec::None);
     let bare = without_places(&sample.bootstrap);
     let good = ci(&sample, 0);

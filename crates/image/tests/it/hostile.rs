@@ -17,7 +17,7 @@ fn read_all(bytes: &[u8]) -> bool {
 }
 
 #[test]
-fn every_byte_changed() {
+fn no_changed_byte_makes_a_reader_panic() {
     let mut image = small_sample().bootstrap;
     assert!(read_all(&image));
     for at in 0..image.len() {

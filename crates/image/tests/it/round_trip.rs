@@ -24,7 +24,7 @@ fn the_sample_reads_back_as_written() {
 }
 
 #[test]
-fn an_image_without_data() {
+fn an_image_without_data_reads_back() {
     let tree = Tree::new(Metadata::default());
     let image = write_bootstrap(&tree, &[], &small_chunks()).unwrap();
     let bootstrap = Bootstrap::open(image).unwrap();
@@ -139,7 +139,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_tree(
+    fn any_tree_reads_back_as_written(
         root in metadata(),
         nodes in collection::vec((name(), metadata(), node(), any::<prop::sample::Index>()), 0..120),
     ) {

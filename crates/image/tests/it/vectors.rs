@@ -21,7 +21,7 @@ fn assert_bytes(image: &[u8], at: u64, expected: &str) {
 }
 
 #[test]
-fn superblocks_files_and_directories() {
+fn superblocks_files_and_directories_have_upstreams_bytes() {
     let options = BootstrapOptions::default();
     let mut blob = BlobBuilder::new(Codec::Zstd, options);
     // Two chunks before the file, as in the image that the vectors are from.

@@ -198,7 +198,7 @@ async fn a_successor_listens_where_the_server_before_did() {
 }
 
 #[tokio::test]
-async fn a_unix_socket_works_too() {
+async fn a_unix_socket_serves_metrics() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("metrics.sock");
     let (_, measure) = counting();

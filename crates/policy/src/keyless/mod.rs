@@ -121,7 +121,7 @@ pub(crate) fn to_bundle(
     let key_id = from_hex(&log.payload.log_id)
         .ok_or_else(|| fail(format!("has a log entry with the log {:?}", log.payload.log_id)))?;
     let certificates = [&certified.certificate, &certified.chain];
-    let certificates = certificates.into_iter().flat_map(|pem| ders(pem));
+    let certificates = certificates.into_iter().flat_map(|pem| certificates_in(pem));
     let certificates: Vec<_> =
         certificates.map(|der| json!({ "rawBytes": error::to_base64(&der) })).collect();
     let bundle = json!({
@@ -145,7 +145,7 @@ pub(crate) fn to_bundle(
     Ok(bundle.to_string().into_bytes())
 }
 
-fn ders(pem: &str) -> Vec<Vec<u8>> {
+fn certificates_in(pem: &str) -> Vec<Vec<u8>> {
     use rustls_pki_types::{CertificateDer, pem::PemObject as _};
     let certificates = CertificateDer::pem_slice_iter(pem.as_bytes());
     certificates.filter_map(|der| Some(der.ok()?.to_vec())).collect()

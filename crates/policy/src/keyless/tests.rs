@@ -21,7 +21,7 @@ fn keyless(issuer: &str, subject: &str) -> Keyless {
 }
 
 #[test]
-fn a_bundle_is_by_the_identity_that_is_asked_for_and_of_the_digest() {
+fn a_bundle_verifies_only_for_its_identity_and_its_digest() {
     let workflow = "https://github.com/prefix-dev/sigstore-example/.github/workflows/action.yaml";
     let hex = "54303491a8418fbed24344b513546182c29b43bf282ceb433af65e2299f9271f";
     let digest = Digest::from_hex(Algorithm::Sha256, hex).unwrap();

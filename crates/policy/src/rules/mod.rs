@@ -33,7 +33,7 @@ use crate::name::{Asked, Scope};
 const FILE_LIMIT: usize = 1 << 20;
 const RULES: usize = 4096;
 
-/// Why a policy cannot be used. Nothing new may run then.
+/// Why a policy cannot be used. Until it can, every image that is not mounted yet is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// The file cannot be read.
@@ -44,7 +44,7 @@ pub enum PolicyError {
         /// The operating system's reason.
         source: io::Error,
     },
-    /// It is no TOML, or has other keys than a policy.
+    /// It is not TOML, or has keys that no policy has.
     #[error("policy {} is not valid: {problem}", path.display())]
     Syntax {
         /// The file.

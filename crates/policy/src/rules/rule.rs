@@ -166,7 +166,7 @@ impl Reader<'_> {
             Some(_) if keys.is_empty() => {
                 return Err("statements_threshold is for statements".to_owned());
             }
-            Some(threshold) => within("statements_threshold", threshold, keys.len())?,
+            Some(threshold) => checked_threshold("statements_threshold", threshold, keys.len())?,
             None => 1,
         };
         Ok(Converters { keys, threshold })
@@ -184,7 +184,7 @@ impl Reader<'_> {
             (true, None, None) => Ok(None),
             (false, None, None) => {
                 let keys = self.keys("keys", &keys)?;
-                let threshold = within("threshold", threshold.unwrap_or(1), keys.len())?;
+                let threshold = checked_threshold("threshold", threshold.unwrap_or(1), keys.len())?;
                 Ok(Some(Ground::Keys { keys, threshold }))
             }
             (true, Some(table), None) => {
@@ -248,7 +248,7 @@ impl Reader<'_> {
 }
 
 /// Checks that `keys` keys can reach the threshold.
-fn within(what: &str, threshold: usize, keys: usize) -> Result<usize, String> {
+fn checked_threshold(what: &str, threshold: usize, keys: usize) -> Result<usize, String> {
     if (1..=keys).contains(&threshold) {
         Ok(threshold)
     } else {

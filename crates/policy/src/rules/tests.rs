@@ -41,7 +41,7 @@ fn the_longest_name_decides() {
 
 /// A lazy image that refers to an ordinary one must not take its place unsigned.
 #[test]
-fn keys_for_indexes_let_nothing_take_the_place_of_an_image() {
+fn a_rule_that_accepts_unsigned_images_takes_no_conversion_statements() {
     let policy = parse("default = { accept = true, statements = ['/k/a.pub'] }").unwrap();
     let name: ImageName = "r.example/a:1".parse().unwrap();
     assert!(policy.has_statement_keys(&name) && !policy.takes_statements(&name));
@@ -98,7 +98,7 @@ fn errors_name_the_rule_and_its_place() {
 }
 
 #[test]
-fn the_hash_covers_keys() {
+fn the_hash_depends_on_the_policy_and_its_key_files() {
     let text = "default = { keys = ['/k'] }";
     let hash = |text: &str, key: &str| {
         let read = |_: &Path, _| Ok(key.as_bytes().to_vec());

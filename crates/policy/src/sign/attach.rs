@@ -7,7 +7,7 @@ use super::{BundleReferrer, SigningError, SigningKey, sign_statement};
 use crate::{Bundle, Statement, bundle::BUNDLE_LIMIT, media_type};
 
 /// Maximum number of bundles beside an image that are checked for an existing signature.
-const LOOKED_AT: usize = 64;
+const CHECKED_BUNDLES: usize = 64;
 
 /// Why a statement was not attached.
 #[derive(Debug, thiserror::Error)]
@@ -15,7 +15,7 @@ pub enum AttachError {
     /// The key cannot sign.
     #[error(transparent)]
     Sign(#[from] SigningError),
-    /// The place does not take it.
+    /// The registry or layout refuses the bundle.
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }
@@ -58,7 +58,7 @@ async fn is_attached(
         entry.annotations.get(media_type::BUNDLE_PREDICATE) == Some(&statement.predicate_type)
     });
     let payload = statement.to_json();
-    for entry in of_this_type.take(LOOKED_AT) {
+    for entry in of_this_type.take(CHECKED_BUNDLES) {
         // Skip missing and damaged bundles: they are not ours.
         let Ok(document) = to.document(Some(&entry.digest)).await else { continue };
         let Ok(manifest) = Manifest::parse(&document.raw) else { continue };

@@ -72,7 +72,7 @@ impl BundleReferrer {
 
     /// The manifest.
     pub fn to_json(&self) -> Vec<u8> {
-        // Strings and numbers: there is nothing that JSON cannot have.
+        // Cannot fail: all values are strings and numbers.
         serde_json::to_vec(self).unwrap_or_default()
     }
 

@@ -95,7 +95,7 @@ impl SignatureManifest {
 
     /// Adds a signature.
     pub fn add(&mut self, signed: &SignedPayload) {
-        // Strings and numbers: there is nothing that JSON cannot have.
+        // Cannot fail: all values are strings and numbers.
         self.layers.extend(serde_json::to_value(signed.layer()));
     }
 

@@ -96,7 +96,7 @@ fn every_kind_of_key_signs_what_its_public_key_verifies() {
 }
 
 #[test]
-fn our_tag_is_cosigns_but_for_the_signature() {
+fn a_signature_manifest_equals_cosigns_except_for_the_signature() {
     let signed = SignedPayload::new(&cosigns_key(), &payload()).unwrap();
     assert_eq!(signed.payload, cosigns!("payload.json"));
     let mut manifest = SignatureManifest::default();
@@ -150,7 +150,7 @@ fn our_bundle_is_cosigns_but_for_the_signature_and_the_name() {
 }
 
 #[test]
-fn signatures_of_others_under_the_tag_stay() {
+fn adding_a_signature_keeps_those_of_other_keys() {
     let (raw, key) = (cosigns!("signatures.json"), cosigns_key());
     let mut manifest = SignatureManifest::parse(raw).unwrap();
     assert!(manifest.has(&payload().to_json(), key.public()));

@@ -60,11 +60,11 @@ impl Document<'_> {
         match self {
             Document::Simple(SimpleSignature { payload, signature, .. }) => {
                 let signers = signers(keys, |key| key.verifies(payload, signature))?;
-                Ok((signers, of_payload(payload)?))
+                Ok((signers, signed_by_payload(payload)?))
             }
             Document::Bundle(_) => {
                 let (signers, statement) = self.statement(keys)?;
-                Ok((signers, of_statement(&statement)?))
+                Ok((signers, signed_by_statement(&statement)?))
             }
         }
     }
@@ -88,7 +88,7 @@ impl Document<'_> {
                 let digest = Algorithm::Sha256.digest(payload);
                 let bundle = keyless::to_bundle(certified, signature, &digest);
                 identity.verify(&bundle.map_err(|error| error.to_string())?, &digest)?;
-                of_payload(payload)
+                signed_by_payload(payload)
             }
             Document::Bundle(raw) => {
                 let bundle = Bundle::parse(raw).map_err(|error| error.to_string())?;
@@ -96,7 +96,7 @@ impl Document<'_> {
                     return Err("a signature has no certificate".to_owned());
                 }
                 let statement = payload_of(&bundle)?;
-                let signed = of_statement(&statement)?;
+                let signed = signed_by_statement(&statement)?;
                 let mut found = signed.subjects.iter().map(|(_, digest)| *digest);
                 let digest = found.find(|digest| digests.contains(digest));
                 let digest =
@@ -137,14 +137,14 @@ fn payload_of(bundle: &Bundle) -> Result<Statement, String> {
     Statement::parse(&bundle.envelope.payload).map_err(|error| error.to_string())
 }
 
-fn of_payload(payload: &[u8]) -> Result<Signed, String> {
+fn signed_by_payload(payload: &[u8]) -> Result<Signed, String> {
     let Payload { reference, digest } =
         Payload::parse(payload).map_err(|error| error.to_string())?;
     Ok(Signed { subjects: vec![(Some(reference), digest)] })
 }
 
 /// Extracts the signed image. Attestations of other types describe an image without approving it.
-fn of_statement(statement: &Statement) -> Result<Signed, String> {
+fn signed_by_statement(statement: &Statement) -> Result<Signed, String> {
     if statement.predicate_type != statement::SIGNED {
         let kind = &statement.predicate_type;
         return Err(format!("a statement is of {kind:?}, expected `{}`", statement::SIGNED));

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_all_of_it() {
+    fn parts_of_about_equal_size_cover_the_range() {
         for (range, count, parts) in [
             (0..0, 5, 1),
             (3..10, 0, 1),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn content_ranges() {
+    fn a_content_range_gives_its_range_or_is_refused() {
         let cases = [
             ("bytes 5-9/20", Some(5..10)),
             ("bytes 0-0/1", Some(0..1)),

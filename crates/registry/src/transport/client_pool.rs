@@ -32,9 +32,9 @@ const WARM: Duration = Duration::from_secs(60);
 /// Whether a server has the referrers API of the OCI distribution specification 1.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReferrersApi {
-    /// It has.
+    /// It has the API.
     Present,
-    /// It keeps lists of referrers under tags.
+    /// It lacks the API: lists of referrers are under tags.
     Missing,
 }
 
@@ -42,12 +42,12 @@ pub(crate) enum ReferrersApi {
 #[derive(Clone, Debug, Default)]
 pub struct ClientPool(Arc<Mutex<Servers>>);
 
-/// By origin, but for clients.
+/// Maps are keyed by the origin of a server.
 #[derive(Debug, Default)]
 struct Servers {
     health: HashMap<String, Weak<Health>>,
-    /// Servers that said they have no referrers API, and when. Also while no image of theirs is in
-    /// use: an hour's servers are few.
+    /// Servers that reported no referrers API, and when. Entries stay after a server's last image
+    /// is gone: few servers are used within the hour for which an entry counts.
     without_referrers: HashMap<String, Instant>,
     /// When connections to a server were opened ahead.
     prepared: HashMap<String, Instant>,

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn rests_grow_and_one_success_ends_them() {
+    async fn backoff_grows_with_failures_and_ends_with_a_success() {
         let health = Health::new("a server");
         assert!(health.is_well());
         for failures in 1..12 {

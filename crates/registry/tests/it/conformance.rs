@@ -148,7 +148,7 @@ pub(crate) async fn check(reopen: impl Fn(&str) -> Arc<dyn Repository>) {
 }
 
 #[tokio::test]
-async fn layout() {
+async fn a_layout_keeps_the_contract_and_leaves_no_partial_files() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().join("deep/images");
     check(|tag| {
@@ -163,7 +163,7 @@ async fn layout() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fake_registry() {
+async fn a_registry_keeps_the_contract() {
     let server = FakeRegistry::start().unwrap();
     let name = |tag: &str| format!("{}/some/app:{tag}", server.host()).parse().unwrap();
     check(|tag| open(&name(tag), &options()).unwrap()).await;
@@ -172,7 +172,7 @@ async fn fake_registry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fake_registry_that_redirects() {
+async fn a_registry_that_redirects_keeps_the_contract() {
     let server = FakeRegistry::start().unwrap();
     server.redirect_blobs();
     let name = |tag: &str| format!("{}/some/app:{tag}", server.host()).parse().unwrap();

@@ -167,7 +167,7 @@ struct Cost {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_over_plain_http() {
+async fn a_far_start_over_plain_http_opens_few_connections() {
     let server = FakeRegistry::start().unwrap();
     push_image(&server.host()).await;
     let cold = Far::new(&server.host(), None).check("plain HTTP").await;
@@ -202,7 +202,7 @@ async fn requests_after_the_manifest_await_the_opening_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_over_tls() {
+async fn a_far_start_over_tls_opens_few_connections() {
     let server = FakeRegistry::start().unwrap();
     push_image(&server.host()).await;
     let authority = Authority::new("ours");

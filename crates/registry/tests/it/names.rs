@@ -6,7 +6,7 @@ use proptest::prelude::*;
 const HEX: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 #[test]
-fn references() {
+fn references_are_completed_as_docker_does() {
     let digest = format!("sha256:{HEX}");
     let cases = [
         ("debian", "docker.io/library/debian:latest".to_owned()),
@@ -94,7 +94,7 @@ fn loopback_addresses_are_recognized() {
 }
 
 #[test]
-fn sources_and_layouts() {
+fn sources_and_layouts_are_displayed_as_they_were_parsed() {
     let digest = format!("oci:d@sha256:{HEX}");
     let round_trips = [
         "oci:dir",
@@ -138,7 +138,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_too_odd(text in ".{0,80}", prefix in "(oci:|tar:|docker-archive:|docker://|)") {
+    fn any_text_parses_or_is_refused(text in ".{0,80}", prefix in "(oci:|tar:|docker-archive:|docker://|)") {
         if let Ok(source) = format!("{prefix}{text}").parse::<Source>() {
             prop_assert_eq!(source.to_string().parse::<Source>().unwrap(), source);
         }

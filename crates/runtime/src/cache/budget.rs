@@ -126,13 +126,13 @@ impl Cache {
         if before.is_none_or(|before| before.elapsed() > REMINDER) {
             tracing::warn!(dir = %self.dir.display(), "the disk of the cache is full, readers wait");
         }
-        let turn = match self.budget.evicting.try_lock() {
+        let evicting = match self.budget.evicting.try_lock() {
             Err(TryLockError::WouldBlock) => return,
-            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(evicting)) => evicting.into_inner(),
+            Ok(evicting) => evicting,
         };
         let freed = self.free(bytes.max(ROOM), Some(account));
-        drop(turn);
+        drop(evicting);
         tracing::debug!(freed, "made room on a full disk");
     }
 
@@ -143,16 +143,16 @@ impl Cache {
         self.budget.written.store(0, Ordering::Relaxed);
         let lacking = self.lacking(0);
         if lacking > 0 && self.budget.since.get().is_some() {
-            let turn = lock(&self.budget.evicting);
+            let evicting = lock(&self.budget.evicting);
             self.free_unused(lacking);
-            drop(turn);
+            drop(evicting);
         }
         let max = self.settings.max_bytes.unwrap_or(u64::MAX);
         let used = if max == u64::MAX { 0 } else { self.usage()?.1 };
         if used > max {
-            let turn = lock(&self.budget.evicting);
+            let evicting = lock(&self.budget.evicting);
             self.free(used - (max - max / SLACK), None);
-            drop(turn);
+            drop(evicting);
             let used = self.usage()?.1;
             let is_over = used > max;
             if is_over && !self.budget.is_over.load(Ordering::Relaxed) {
@@ -211,7 +211,7 @@ impl Cache {
 
     /// Removes the files of `blobs` unless they are open. Returns whether none is left. Blocks.
     pub(crate) fn discard(&self, blobs: &HashSet<Digest>) -> bool {
-        let turn = lock(&self.budget.evicting);
+        let evicting = lock(&self.budget.evicting);
         for dir in self.unused() {
             // Names of directories begin with the digest of the blob.
             let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -221,7 +221,7 @@ impl Cache {
                 self.try_remove(&dir);
             }
         }
-        drop(turn);
+        drop(evicting);
         !blobs.iter().any(|blob| self.has_files_of(blob))
     }
 

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_that_is_repeated_is_no_news_for_a_while() {
+    fn a_repeated_failure_is_reported_once_in_a_while() {
         let (reads, begun) = (FailedReads::new(), Instant::now());
         let admit =
             |thread, after| reads.admit(image(1), (blob(1), Decoded(0), thread), begun + after);

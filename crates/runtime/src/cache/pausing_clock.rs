@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_runs_and_does_not_leap() {
+    fn the_clock_advances_at_most_a_step_between_readings() {
         let mut seen = 0;
         let mut shown = |real| {
             let now = advance_to(seen, real);

@@ -137,7 +137,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn is_a_set_of_chunks(
+        fn a_ready_map_behaves_like_a_set_of_chunks(
             (chunks, numbers, keep) in (1_usize..200).prop_flat_map(|chunks| {
                 let some = || prop::collection::vec(0..chunks, 0..300);
                 (Just(chunks), some(), some())

@@ -1,4 +1,4 @@
-//! Readers that were let through and may not have left the kernel's wait yet.
+//! Readers that got their answer but may not have left the kernel's wait yet.
 //!
 //! An answer wakes a reader that sleeps in the wait for pre-content events, and some instructions
 //! later the reader accesses the page. A cgroup v1 freezer holds a sleeping reader in place: it
@@ -7,12 +7,11 @@
 //! the wait, and for [`Settings::grace`] longer. (The freezer of cgroup v2 doesn't stop sleepers in
 //! the kernel: they finish the read, and stop on their way back to the program.)
 //!
-//! A reader that is awake may get no processor for minutes: of a tenant who starves his own
-//! threads, or others'. So one that could run counts as outside only when it has run for long
-//! enough.
+//! A runnable reader may get no processor for minutes, when a tenant starves its own threads or
+//! those of others. So a runnable thread counts as outside only after it has used enough processor
+//! time.
 //!
-//! A thread waits for one event at a time. So the last one that it was let through to is all that
-//! has to be known.
+//! A thread waits for one event at a time, so only its last one needs to be recorded.
 //!
 //! [`Settings::grace`]: super::Settings::grace
 
@@ -32,13 +31,13 @@ use crate::{
     sync::lock,
 };
 
-/// Between the note and the answer a reader may be awake although it still has to wait: the kernel
-/// wakes all of them for each answer.
+/// How long a reader's state says nothing after it was recorded: the kernel wakes all waiting
+/// readers for each answer, so this one may be awake although its own answer has not been written.
 const ANSWERED: Duration = Duration::from_secs(1);
 
-/// Ticks of processor time in which a reader certainly leaves the wait, and then copies a chunk: it
-/// takes microseconds, and less than a millisecond for each megabyte. Time is counted in ticks of
-/// 10 ms, so the first may be nearly over when the count begins.
+/// Processor time, in ticks of 10 ms, in which a reader certainly leaves the wait, and in which it
+/// copies a chunk. Leaving takes microseconds, copying less than a millisecond for each megabyte.
+/// Leaving has two ticks because the first may be nearly over when the count begins.
 const LEAVES: u64 = 2;
 const COPIES: u64 = 1;
 

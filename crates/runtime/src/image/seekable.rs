@@ -150,7 +150,7 @@ impl<'a> Tables<'a> {
     ) -> Result<LayerToc, ImageError> {
         let failed = |source| self.wrong(place, source);
         let digest = layer.digest;
-        let (toc, end, _turn) = match layer.toc {
+        let (toc, end, _unpacking) = match layer.toc {
             TocPlace::Member { digest: of_toc } => {
                 let begin = layer.size.saturating_sub(TAIL);
                 let tail = read(place, layer, begin..layer.size, fetched).await?;
@@ -164,18 +164,18 @@ impl<'a> Tables<'a> {
                     }
                 };
                 let unpack = move || Ok(toc_of_member(&member, of_toc, digest));
-                let turn = UNPACKING.lock().await;
-                (self.unpack(unpack).await?.map_err(failed)?, at, turn)
+                let unpacking = UNPACKING.lock().await;
+                (self.unpack(unpack).await?.map_err(failed)?, at, unpacking)
             }
             TocPlace::Frame { offset, stored_size, size, digest: of_toc } => {
                 let end = offset.saturating_add(stored_size);
                 self.must_be_within(place, layer, offset, end)?;
                 let stored = read(place, layer, offset..end, fetched).await?;
                 let unpack = move || Ok(toc_of_frame(&stored, size, of_toc, digest));
-                let turn = UNPACKING.lock().await;
+                let unpacking = UNPACKING.lock().await;
                 let toc = self.unpack(unpack).await?.map_err(failed)?;
                 // The header of its skippable frame comes before it.
-                (toc, offset.saturating_sub(FRAME_HEADER), turn)
+                (toc, offset.saturating_sub(FRAME_HEADER), unpacking)
             }
         };
         self.count(place, layer, toc.len() as u64)?;

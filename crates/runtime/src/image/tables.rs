@@ -1,11 +1,12 @@
 //! Fetches chunk tables that don't come with the bootstrap.
 //!
-//! For an unconverted layer they are in its index, a blob of the manifest.
+//! The tables of an unconverted layer are in its index, a blob of the manifest.
 //!
-//! Upstream's builder leaves out of some bootstraps where the chunks of batches are stored; only
-//! the tables at the end of the blob say so, and no digest covers them. A wrong one would be kept
-//! with the image, and its chunks could not be read for as long as it is. So some of the chunks are
-//! read where the tables lead, and compared with their digests, before the image is used.
+//! Some bootstraps of upstream's builder omit where the chunks of batches are stored. Only the
+//! tables at the end of the blob have it, and no digest covers these. A wrong table would be stored
+//! with the image and make its chunks unreadable for as long as the image stays on the node. So a
+//! few chunks are read where the tables say, and compared with their digests, before the image is
+//! used.
 
 use std::sync::Arc;
 
@@ -45,9 +46,9 @@ pub(super) struct Tables {
     pub(super) read: u64,
 }
 
-/// Tables of a blob, from the first of `places` that has them: never from other nodes unless a
-/// digest covers them. Of an unconverted layer they are in its index, which `manifest`
-/// has.
+/// Fetches the tables of a blob from the first of `places` that has them. Other nodes are asked
+/// only for tables with a digest. The tables of an unconverted layer are in its index, a blob of
+/// `manifest`.
 pub(super) async fn fetch(
     places: &[Mirror],
     manifest: &Manifest,

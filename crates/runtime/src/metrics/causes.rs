@@ -1,4 +1,4 @@
-//! Why something failed, in so few words that each has a counter.
+//! Causes of failures, few enough to have a counter each.
 
 use lazuli_registry::ServerKind;
 

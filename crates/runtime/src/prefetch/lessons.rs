@@ -139,21 +139,21 @@ pub(super) fn of_start(image: &Image, start: &Trace) -> (Lesson, Vec<Digest>) {
             touched.insert((blob, touch.number), touch.at);
         }
     }
-    let (mut parts, mut programs) = (Vec::new(), Vec::new());
+    let (mut read, mut programs) = (Vec::new(), Vec::new());
     walk(bootstrap, |path, nid| {
         let Ok(chunks) = bootstrap.chunks(nid) else { return };
-        for ((chunk, _), part) in chunks.flatten().zip(0..) {
+        for ((chunk, _), number) in chunks.flatten().zip(0..) {
             let blob = usize::from(chunk.blob.0);
             // A chunk of several files counts for the first one.
             let Some(at) = touched.remove(&(blob, chunk.number)) else { continue };
             let Some(chunk) = blobs[blob].chunk(chunk.number) else { continue };
             let is_program = bootstrap.inode(nid).is_ok_and(|inode| inode.permissions & 0o111 != 0);
-            if part == 0 && is_program && !path.windows(3).any(|part| part == b".so") {
+            if number == 0 && is_program && !path.windows(3).any(|name| name == b".so") {
                 programs.push((at, chunk.digest));
             }
-            parts.push(FileChunk {
+            read.push(FileChunk {
                 path: path.into(),
-                part,
+                number,
                 mark: mark(&chunk.digest),
                 at,
                 starts: 1,
@@ -162,7 +162,7 @@ pub(super) fn of_start(image: &Image, start: &Trace) -> (Lesson, Vec<Digest>) {
     });
     programs.sort_by_key(|(at, _)| *at);
     let programs = programs.into_iter().take(PROGRAMS).map(|(_, digest)| digest).collect();
-    (Lesson::of_start(parts), programs)
+    (Lesson::of_start(read), programs)
 }
 
 /// Calls `file` with the path and the inode of each regular file, up to a limit. Skips damaged
@@ -188,20 +188,20 @@ fn walk<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>, mut file: impl FnMut(&[u8], Ni
     }
 }
 
-/// The places in an image of a lesson's hot parts: the same parts of files of the same names, and
-/// chunks that moved elsewhere. Together they have at most `most` missing stored bytes.
+/// The places in an image of a lesson's hot chunks: those at the same position in files of the same
+/// names, and those that moved elsewhere. Together they have at most `most` missing stored bytes.
 pub(super) fn places<B: AsRef<[u8]>>(
     lesson: &Lesson,
     bootstrap: &Bootstrap<B>,
     blobs: &[Arc<CachedBlob>],
     most: u64,
 ) -> Vec<ChunkAt> {
-    let by_path: Vec<_> = lesson.hot().map(|part| by_path(part, bootstrap, blobs)).collect();
+    let by_path: Vec<_> = lesson.hot().map(|chunk| by_path(chunk, bootstrap, blobs)).collect();
     let lost = lesson.hot().zip(&by_path).filter(|(_, place)| place.is_none());
-    let by_mark = by_mark(lost.map(|(part, _)| part.mark).collect(), blobs);
+    let by_mark = by_mark(lost.map(|(chunk, _)| chunk.mark).collect(), blobs);
     let found = lesson.hot().zip(by_path);
     let found =
-        found.filter_map(|(part, place)| place.or_else(|| by_mark.get(&part.mark).copied()));
+        found.filter_map(|(chunk, place)| place.or_else(|| by_mark.get(&chunk.mark).copied()));
     let mut left = most;
     let mut fits = |(blob, chunk): &ChunkAt| {
         let size =
@@ -214,17 +214,17 @@ pub(super) fn places<B: AsRef<[u8]>>(
 }
 
 fn by_path<B: AsRef<[u8]>>(
-    part: &FileChunk,
+    wanted: &FileChunk,
     bootstrap: &Bootstrap<B>,
     blobs: &[Arc<CachedBlob>],
 ) -> Option<ChunkAt> {
-    let names = part.path.split(|byte| *byte == b'/');
+    let names = wanted.path.split(|byte| *byte == b'/');
     let step = |nid, name| bootstrap.lookup(nid, name).ok().flatten();
     let nid = names.take(DEPTH + 1).try_fold(bootstrap.root(), step)?;
     if bootstrap.inode(nid).ok()?.file_type != FileType::Regular {
         return None;
     }
-    let (chunk, _) = bootstrap.chunks(nid).ok()?.nth(part.part as usize)?.ok()?;
+    let (chunk, _) = bootstrap.chunks(nid).ok()?.nth(wanted.number as usize)?.ok()?;
     let blob = usize::from(chunk.blob.0);
     Some((blob, blobs.get(blob)?.position(chunk.number)?))
 }
@@ -295,9 +295,9 @@ mod tests {
     use super::*;
 
     fn lesson(path: &str) -> Lesson {
-        let part =
-            FileChunk { path: path.as_bytes().into(), part: 0, mark: [1; 8], at: 0, starts: 1 };
-        Lesson::of_start([part])
+        let chunk =
+            FileChunk { path: path.as_bytes().into(), number: 0, mark: [1; 8], at: 0, starts: 1 };
+        Lesson::of_start([chunk])
     }
 
     #[test]

@@ -25,8 +25,8 @@ mod orders;
 mod recorder;
 mod settings;
 mod small_files;
+mod timed_slot;
 mod traces;
-mod turn;
 mod whole;
 
 use std::{ops::Range, path::Path, sync::Arc};
@@ -46,7 +46,7 @@ use self::{
     lessons::Lessons,
     orders::{baked, first_of, of_maker, of_trace},
     recorder::Recorder,
-    turn::Turn,
+    timed_slot::TimedSlot,
 };
 use crate::{
     cache::Cache,
@@ -63,8 +63,8 @@ pub(crate) struct Prefetcher {
     pace: Pace,
     escalation: Escalation,
     early: early::UncheckedMemory,
-    /// Images get their rests piece by piece, one piece at a time.
-    turn: Turn,
+    /// Held while one piece of the rest of an image is fetched.
+    rest_slot: TimedSlot,
 }
 
 /// An image to prefetch.
@@ -107,8 +107,17 @@ impl Prefetcher {
     /// Opens the traces and lessons in the state directory `root`.
     pub(crate) fn new(settings: Settings, root: &Path, cache: Arc<Cache>) -> Arc<Self> {
         let (traces, lessons) = (Traces::of(root), Lessons::of(root));
-        let (pace, escalation, early, turn) = Default::default();
-        Arc::new(Prefetcher { settings, traces, lessons, cache, pace, escalation, early, turn })
+        let (pace, escalation, early, rest_slot) = Default::default();
+        Arc::new(Prefetcher {
+            settings,
+            traces,
+            lessons,
+            cache,
+            pace,
+            escalation,
+            early,
+            rest_slot,
+        })
     }
 
     /// Looks up a trace, and requests hot bytes while the image's metadata is fetched, if it is

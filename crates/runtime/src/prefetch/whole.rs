@@ -129,7 +129,7 @@ async fn bring(
             sleep_until(begun + Duration::from_secs_f64(bytes as f64 / rate as f64)).await;
             Ok(())
         };
-        prefetcher.turn.take(longest, fetch).await?;
+        prefetcher.rest_slot.run(longest, fetch).await?;
     }
     Ok(())
 }

@@ -68,7 +68,7 @@ struct Waiting {
     number: u64,
     amount: u64,
     claim: Claim,
-    turn: oneshot::Sender<Permit>,
+    grant: oneshot::Sender<Permit>,
 }
 
 /// The next of one account.
@@ -105,20 +105,20 @@ impl PrioritySemaphore {
     /// Waits for `amount`, or for everything if that is less. Dropping the future gives the place
     /// in the queue up.
     pub(crate) async fn take(self: &Arc<Self>, amount: u64, claim: &Claim) -> Permit {
-        let (turn, granted) = oneshot::channel();
+        let (grant, granted) = oneshot::channel();
         let amount = amount.min(self.total);
         let lost = {
             let mut state = self.lock();
             state.came += 1;
-            let waiting = Waiting { number: state.came, amount, claim: claim.clone(), turn };
+            let waiting = Waiting { number: state.came, amount, claim: claim.clone(), grant };
             state.shares.entry(claim.account).or_default().queue.push_back(waiting);
             self.grant(&mut state)
         };
         drop(lost);
         match granted.await {
             Ok(permit) => permit,
-            // Only a bug leaves the queue without a turn; a fetch that is not counted is better
-            // than a reader that hangs.
+            // Only a bug removes a claim from the queue without granting it. A fetch that is not
+            // counted is better than a reader that hangs.
             Err(_) => {
                 let (budget, account) = (self.clone(), claim.account);
                 Permit { budget, account, amount: 0, background: false }
@@ -131,18 +131,18 @@ impl PrioritySemaphore {
     fn grant(self: &Arc<Self>, state: &mut Ledger) -> Vec<Permit> {
         let mut lost = Vec::new();
         state.shares.retain(|_, share| {
-            share.queue.retain(|waiting| !waiting.turn.is_closed());
+            share.queue.retain(|waiting| !waiting.grant.is_closed());
             share.taken > 0 || !share.queue.is_empty()
         });
         while let Some((account, Next { is_background, at, .. })) = self.next(state) {
             let Some(share) = state.shares.get_mut(&account) else { break };
-            let Some(Waiting { amount, turn, .. }) = share.queue.remove(at) else { break };
+            let Some(Waiting { amount, grant, .. }) = share.queue.remove(at) else { break };
             let background = if is_background { amount } else { 0 };
             (share.taken, share.background) = (share.taken + amount, share.background + background);
             (state.taken, state.background) = (state.taken + amount, state.background + background);
             let budget = self.clone();
             let permit = Permit { budget, account, amount, background: is_background };
-            lost.extend(turn.send(permit).err());
+            lost.extend(grant.send(permit).err());
         }
         lost
     }
@@ -295,7 +295,7 @@ mod tests {
         assert!(granted.as_mut().now_or_never().is_none());
         drop(left);
         drop(everything);
-        // Has its turn, and gives it back without having looked.
+        // Was granted its permit, and is dropped before it was polled again.
         drop(granted);
         assert!(budget.take(4, &wanted).now_or_never().is_some());
         assert_eq!(budget.lock().taken, 0);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn images_take_turns() {
+    async fn an_image_that_holds_fewer_permits_is_served_first() {
         let budget = PrioritySemaphore::new(2);
         let mut held = vec![budget.take(1, &of(HOG)).await, budget.take(1, &of(HOG)).await];
         let order = Mutex::new(Vec::new());

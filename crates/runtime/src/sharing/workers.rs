@@ -50,8 +50,8 @@ pub(crate) struct Workers {
     background: Arc<PrioritySemaphore>,
     /// Half of them, taken in addition while any reader waits.
     polite: Arc<PrioritySemaphore>,
-    /// For long work in the background: one blob at a time.
-    turn: Semaphore,
+    /// Held by a background scan of a whole blob: one at a time.
+    scan: Semaphore,
     memory: Arc<PrioritySemaphore>,
     /// Readers that wait for data, by the account that is charged.
     readers: Mutex<HashMap<Account, Readers>>,
@@ -94,7 +94,7 @@ impl Workers {
             all: PrioritySemaphore::new(processors),
             background: PrioritySemaphore::new(processors),
             polite: PrioritySemaphore::new((processors / 2).max(1)),
-            turn: Semaphore::new(1),
+            scan: Semaphore::new(1),
             memory: PrioritySemaphore::shared(MEMORY),
             readers: Mutex::default(),
         }
@@ -133,10 +133,9 @@ impl Workers {
         &self.runtime
     }
 
-    /// Waits until no other blob is worked through in the background, and keeps the others waiting
-    /// until the result is dropped.
-    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        self.turn.acquire().await.ok()
+    /// Waits for the only permit to scan a whole blob in the background.
+    pub(crate) async fn scan_permit(&self) -> Option<SemaphorePermit<'_>> {
+        self.scan.acquire().await.ok()
     }
 
     /// Runs `job` for an image on a thread that may block. Panics when the job does.

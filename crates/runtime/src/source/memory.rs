@@ -48,7 +48,7 @@ mod tests {
     use crate::source::contract;
 
     #[tokio::test]
-    async fn keeps_the_contract() {
+    async fn memory_keeps_the_contract_of_a_source() {
         let content = contract::content();
         contract::check(&Memory::new(content.clone()), &content).await;
     }

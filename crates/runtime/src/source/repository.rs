@@ -98,7 +98,7 @@ mod tests {
     use crate::source::contract;
 
     #[tokio::test]
-    async fn keeps_the_contract_with_a_layout_directory() {
+    async fn a_layout_keeps_the_contract_of_a_source() {
         let content = contract::content();
         let digest = lazuli_image::Algorithm::Sha256.digest(&content);
         let dir = tempfile::tempdir().unwrap();

@@ -155,8 +155,8 @@ impl TrackedSource {
         self.health.failed(started, None);
     }
 
-    /// Reads the request once, after waiting for a turn and for memory. The permit belongs to the
-    /// bytes.
+    /// Reads the request once, after waiting for a request slot and for memory. The permit belongs
+    /// to the bytes.
     pub(crate) async fn read(
         &self,
         request: &RangeRequest<'_>,

@@ -216,7 +216,7 @@ async fn a_reader_gets_an_error_and_the_next_one_the_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_blobs_in_one_mount() {
+async fn a_mount_of_a_hundred_blobs_reads_as_written() {
     if !able() {
         return;
     }
@@ -226,7 +226,7 @@ async fn a_hundred_blobs_in_one_mount() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_readers_at_once() {
+async fn concurrent_readers_get_right_bytes_and_fetch_each_chunk_once() {
     if !able() {
         return;
     }

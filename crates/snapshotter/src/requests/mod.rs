@@ -204,7 +204,7 @@ impl Snapshotter {
             tracing::warn!(%error, "a snapshot stays until the next start");
         }
         match committed {
-            // Under another name, from a registry that was quicker.
+            // Another pull, under another name, has committed the layer first.
             Err(SnapshotError::AlreadyExists(name)) => {
                 let there = self.local(move |local| local.store.get(&name)).await?;
                 self.use_again(&mut guard, &there, &image).await
@@ -213,7 +213,7 @@ impl Snapshotter {
         }
     }
 
-    /// Gives `image` the snapshot that has the name of its bootstrap layer, and is mounted already.
+    /// Lets `image` use the mounted snapshot that has the name of its bootstrap layer.
     async fn use_again(
         &self,
         guard: &mut KeyedGuard,
@@ -236,8 +236,8 @@ impl Snapshotter {
             let name = there.name.clone();
             self.local(move |local| local.store.prove(&name)).await?;
         }
-        // It may be pulled with a newer login than it has. One for another repository is of no use
-        // to it.
+        // This pull may have a newer login than the mount. A login for another repository does not
+        // help it.
         if image.login.is_none() || known.repository() != image.repository() {
             return Ok(());
         }
@@ -245,8 +245,8 @@ impl Snapshotter {
         guard.attempt(image, self.images.mount(image, &at)).await
     }
 
-    /// Makes sure that the bootstrap of `image` is the layer with the chain id `layer`: then images
-    /// that have this layer are the same up to it, whatever else is in their manifests.
+    /// Checks that the bootstrap of `image` unpacks to the chain id `layer`. Images that pass show
+    /// the same files up to this layer, however their manifests differ.
     async fn prove(&self, guard: &mut KeyedGuard, image: &Image, layer: &str) -> Result<()> {
         let own = guard.attempt(image, self.images.bootstrap_layer(image)).await?;
         if own == layer { Ok(()) } else { Err(not_its_layer(image, layer, &[own])) }

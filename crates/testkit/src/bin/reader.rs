@@ -87,7 +87,7 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> io::Result<()> {
 impl Shared {
     fn total(&self) -> io::Result<()> {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        say(&Report::Total { bytes: count(&self.bytes), accesses: count(&self.accesses) })
+        print_report(&Report::Total { bytes: count(&self.bytes), accesses: count(&self.accesses) })
     }
 }
 
@@ -160,18 +160,18 @@ impl Reader<'_> {
         let access = Access { path: file.path.clone(), offset, len, began, ended: now() };
         self.shared.accesses.fetch_add(1, Ordering::Relaxed);
         if access.took() > LONG {
-            say(&Report::Wait(access.clone()))?;
+            print_report(&Report::Wait(access.clone()))?;
         }
         match result {
             Ok((compared, wrong)) => {
                 self.shared.bytes.fetch_add(compared, Ordering::Relaxed);
                 if wrong.bytes > 0 {
-                    say(&Report::Wrong { access, wrong })?;
+                    print_report(&Report::Wrong { access, wrong })?;
                 }
             }
             Err(error) => {
                 self.open.remove(&index);
-                say(&Report::Failed { access, error: error.to_string() })?;
+                print_report(&Report::Failed { access, error: error.to_string() })?;
                 // A reader retries after errors, though not a million times a second.
                 thread::sleep(Duration::from_millis(1));
             }
@@ -243,7 +243,7 @@ fn execute(file: &Readable, code: &str) -> io::Result<Wrong> {
     }
 }
 
-fn say(report: &Report) -> io::Result<()> {
+fn print_report(report: &Report) -> io::Result<()> {
     let mut line = serde_json::to_string(report)?;
     line.push('\n');
     let mut output = io::stdout().lock();

@@ -2,9 +2,9 @@
 //!
 //! Clients see the behaviour of dfdaemon 1.5: its proxy takes the registry from
 //! `X-Dragonfly-Registry`, or from `ns`, and identifies a blob by its digest alone. With
-//! `X-Dragonfly-Scheduling-Policy: always`, one daemon of the swarm fetches a piece from there, and
-//! the others get it from that one; without, each fetches its own pieces, and announces nothing.
-//! Only blobs are fetched.
+//! `X-Dragonfly-Scheduling-Policy: always`, one daemon of the swarm fetches a piece from the
+//! registry and the others fetch it from that daemon. Without, each daemon fetches all pieces from
+//! the registry and announces none. It serves blobs only, no manifests.
 //!
 //! ```no_run
 //! use lazuli_testkit::dragonfly::{Fault, Swarm};
@@ -41,15 +41,15 @@ const PIECE: u64 = 4 << 20;
 pub enum Fault {
     /// Nothing listens, and requests in progress have ended.
     Gone,
-    /// Its proxy is closed, but it is healthy, and its socket is open.
+    /// The proxy's port is closed. Health probe and socket still answer.
     ProxyGone,
-    /// It does nothing at all, but the kernel takes connections for it.
+    /// Nothing answers, but the kernel still accepts connections.
     Hung,
-    /// It delivers nothing, as if it waited for a peer's piece, and is healthy.
+    /// The health probe answers, but no bytes arrive, as if it waited for a peer's piece.
     Stuck,
-    /// It cannot store data that it doesn't have yet.
+    /// It serves what it has, and cannot store anything else.
     DiskFull,
-    /// The scheduler doesn't answer: this daemon and all others don't know each other.
+    /// The scheduler doesn't answer, so this daemon and the others don't know of each other.
     Alone,
     /// Each byte that it hands out is inverted, to other daemons as well.
     WrongBytes,
@@ -190,15 +190,15 @@ impl Daemon {
 
     /// Sets the fault, also for requests in progress, in place of any other.
     pub fn set(&self, fault: Fault) {
-        self.turn(Some(fault));
+        self.apply_fault(Some(fault));
     }
 
     /// Clears the fault. The daemon keeps its data.
     pub fn heal(&self) {
-        self.turn(None);
+        self.apply_fault(None);
     }
 
-    fn turn(&self, fault: Option<Fault>) {
+    fn apply_fault(&self, fault: Option<Fault>) {
         self.shared.pool.change(self.shared.number, |peer| peer.fault = fault);
         self.shared.ports.only(match fault {
             Some(Fault::Gone) => &[],

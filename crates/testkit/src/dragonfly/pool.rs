@@ -149,20 +149,21 @@ impl Task {
         }
     }
 
-    /// The pieces that have something of `range`, and where they are.
+    /// The numbers and ranges of the pieces that overlap `range`.
     pub(super) fn pieces(&self, range: &Range<u64>, size: u64) -> Vec<(u64, Range<u64>)> {
         let bytes = self.pool.piece;
         let numbers = range.start / bytes..range.end.div_ceil(bytes);
         numbers.map(|number| (number, number * bytes..size.min((number + 1) * bytes))).collect()
     }
 
-    /// How big the blob is. Each daemon asks a registry for that by itself, once.
+    /// The size of the blob in bytes. Each daemon asks the registry itself, once.
     pub(super) fn size(&self) -> Result<u64, Refusal> {
         let claim = Claim { alone: Some(self.number), blob: self.blob.clone(), piece: None };
-        let found = self.once(|state| match state.peers[self.number].sizes.get(&self.blob) {
-            Some(size) => Ok(*size),
-            None => Err(claim.clone()),
-        });
+        let found =
+            self.find_or_claim(|state| match state.peers[self.number].sizes.get(&self.blob) {
+                Some(size) => Ok(*size),
+                None => Err(claim.clone()),
+            });
         let claim = match found {
             Ok(size) => return Ok(size),
             Err(claim) => claim,
@@ -202,7 +203,7 @@ impl Task {
 
     fn piece(&self, number: u64, size: u64) -> Result<Arc<Vec<u8>>, Refusal> {
         let key = (self.blob.clone(), number);
-        let found = self.once(|state| {
+        let found = self.find_or_claim(|state| {
             let own = &state.peers[self.number];
             if let Some(piece) = own.pieces.get(&key) {
                 return Ok(Ok(piece.content.clone()));
@@ -237,8 +238,10 @@ impl Task {
         Ok(content)
     }
 
-    /// The bytes, or after earlier claims have ended the right to fetch them.
-    fn once<T>(&self, find: impl Fn(&mut State) -> Result<T, Claim>) -> Result<T, Claim> {
+    /// Returns what `find` finds. If it returns a claim instead, waits until no other request holds
+    /// the same claim, looks again, and takes it: the caller then fetches, and calls
+    /// [`Task::release`].
+    fn find_or_claim<T>(&self, find: impl Fn(&mut State) -> Result<T, Claim>) -> Result<T, Claim> {
         let mut state = self.pool.lock();
         loop {
             let claim = match find(&mut state) {
@@ -252,7 +255,7 @@ impl Task {
         }
     }
 
-    /// Gives a claim back, when the daemon does something again.
+    /// Releases a claim and wakes those that wait for it, once the daemon no longer hangs.
     fn release(&self, claim: &Claim) -> MutexGuard<'_, State> {
         self.pool.wait_out(self.number, &[Fault::Hung]);
         let mut state = self.pool.lock();

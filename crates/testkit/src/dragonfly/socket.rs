@@ -37,9 +37,9 @@ mod api {
     tonic::include_proto!("dfdaemon.v2");
 }
 
-/// How much later than the last piece the end of a download is told: the scheduler has to hear of
-/// it before.
-const END: Duration = Duration::from_millis(30);
+/// Delay between the last piece of a download and the end of its stream. The real daemon reports to
+/// the scheduler in between.
+const END_DELAY: Duration = Duration::from_millis(30);
 
 /// `SchedulingPolicy.ALWAYS`.
 const ALWAYS: i32 = 1;
@@ -113,8 +113,8 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl Service {
-    /// Logs a request, and continues when the daemon doesn't hang.
-    async fn note(&self, logged: Logged) -> Result<Option<Fault>, Status> {
+    /// Logs a request, and returns the current fault once the daemon no longer hangs.
+    async fn log_request(&self, logged: Logged) -> Result<Option<Fault>, Status> {
         let (pool, number) = (self.daemon.pool.clone(), self.daemon.number);
         blocking(move || {
             pool.change(number, |peer| peer.at_socket.push(logged));
@@ -138,7 +138,7 @@ impl DfdaemonDownload for Service {
         let headers = headers.map(|(name, value)| (name.to_lowercase(), value.clone())).collect();
         let logged =
             Logged { method: "DownloadTask".into(), target: download.url.clone(), headers };
-        self.note(logged.clone()).await?;
+        self.log_request(logged.clone()).await?;
         let path = download.url.split('?').next().unwrap_or_default();
         let blob = path.rsplit_once("/blobs/sha256:").map(|(_, hex)| hex.to_owned());
         // The fake knows blobs only by their digests.
@@ -158,13 +158,13 @@ impl DfdaemonDownload for Service {
         };
         let file = self.files.path().join(&task.blob);
         let (events, stream) = mpsc::channel(4);
-        // It continues when the client is gone, as the real one does.
+        // Continues after the client disconnects, as in the real daemon.
         tokio::spawn(async move {
             let told = events.clone();
             let range = logged.headers.get("range").cloned();
             let run = move || fill(&task, range.as_deref(), &file, Path::new(&link), &told);
             match blocking(run).await {
-                Ok(()) => sleep(END).await,
+                Ok(()) => sleep(END_DELAY).await,
                 Err(status) => drop(events.send(Err(status)).await),
             }
         });
@@ -178,7 +178,7 @@ impl DfdaemonDownload for Service {
         let id = request.into_inner().task_id;
         let logged =
             Logged { method: "StatTask".into(), target: id.clone(), headers: Default::default() };
-        if self.note(logged).await? == Some(Fault::Alone) {
+        if self.log_request(logged).await? == Some(Fault::Alone) {
             return Err(Status::internal("the scheduler does not answer"));
         }
         let Some(Known { pieces, downloads }) = self.daemon.pool.known(&id) else {

@@ -155,7 +155,7 @@ fn refusals_name_their_server() {
 }
 
 #[test]
-fn faults_begin_and_end() {
+fn a_healed_daemon_serves_again() {
     let scene = Scene::new();
     let [daemon, other] = &scene.daemons;
     let works = || scene.read(0, 0..10, &[ALWAYS]);

@@ -260,7 +260,7 @@ impl FakeRegistry {
         self.shared.lock().login = login;
     }
 
-    /// Makes all tokens that were given out bad.
+    /// Invalidates all tokens issued so far.
     pub fn expire_tokens(&self) {
         self.shared.lock().tokens.clear();
     }
@@ -276,7 +276,8 @@ impl FakeRegistry {
         self.shared.lock().redirect = true;
     }
 
-    /// Is a registry from before OCI distribution 1.1 from now on, that lists no referrers.
+    /// Behaves from now on as a registry older than OCI distribution 1.1, which has no referrers
+    /// API.
     pub fn without_referrers(&self) {
         self.shared.lock().referrers.absent = true;
     }
@@ -291,7 +292,7 @@ impl FakeRegistry {
         self.shared.lock().referrers.unfiltered = true;
     }
 
-    /// Makes all storage URLs that were given out bad.
+    /// Invalidates all storage URLs issued so far.
     pub fn expire_redirects(&self) {
         self.shared.lock().signatures.clear();
     }

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_as_writers_fill_them() {
+    fn number_fields_are_read_as_any_writer_fills_them() {
         let table: &[(&[u8], Option<i64>)] = &[
             (b"0000644\0", Some(0o644)),
             (b"   644 \0", Some(0o644)),

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn times() {
+    fn decimal_times_become_seconds_and_nanoseconds() {
         let time = |text: &str| parse_time(text.as_bytes()).map(|t| (t.seconds, t.nanoseconds));
         assert_eq!(time("12"), Some((12, 0)));
         assert_eq!(time("12.5"), Some((12, 500_000_000)));

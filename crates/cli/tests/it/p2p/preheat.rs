@@ -7,7 +7,7 @@ use crate::{prefetch::wait, reliability::able};
 
 /// As at Docker Hub: Dragonfly is shown the token that was got for the manifest.
 #[test]
-fn all_of_an_image() {
+fn preheat_brings_all_of_an_image_to_dragonfly() {
     let image = Image::new();
     let node = image.node(&format!("{FETCH}{QUIET}"), false);
     image.require_token(&node);
@@ -49,7 +49,7 @@ fn preheat_hot_fetches_the_chunks_of_starts() {
 }
 
 #[test]
-fn it_needs_a_dragonfly_and_a_registry() {
+fn preheat_is_refused_without_dragonfly_or_registry() {
     let image = Image::new();
     let node = image.node(QUIET, false);
     let error = node.lazuli.fails(["preheat", "oci:source:x"]);

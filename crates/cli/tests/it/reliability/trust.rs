@@ -101,7 +101,7 @@ fn able_to_mount() -> bool {
 }
 
 #[test]
-fn a_forged_chunk_with_the_right_crc() {
+fn a_forged_chunk_is_refused_despite_the_right_crc() {
     if !able_to_mount() {
         return;
     }
@@ -157,7 +157,7 @@ fn a_forged_chunk_with_the_right_crc() {
 }
 
 #[test]
-fn a_forged_blob_meta() {
+fn a_forged_blob_meta_is_refused() {
     if !able_to_mount() {
         return;
     }
@@ -176,7 +176,7 @@ fn a_forged_blob_meta() {
 }
 
 #[test]
-fn devices_in_another_order() {
+fn device_slots_in_another_order_are_refused() {
     if !able_to_mount() {
         return;
     }
@@ -213,7 +213,7 @@ fn devices_in_another_order() {
 }
 
 #[test]
-fn chunks_without_digests() {
+fn a_chunk_without_a_digest_is_refused() {
     if !able_to_mount() {
         return;
     }
@@ -226,7 +226,7 @@ fn chunks_without_digests() {
 }
 
 #[test]
-fn a_bootstrap_layer_that_is_not_the_manifests() {
+fn a_bootstrap_layer_with_another_digest_is_refused() {
     if !able_to_mount() {
         return;
     }
@@ -253,7 +253,7 @@ fn stored(lazuli: &Lazuli) -> std::path::PathBuf {
 }
 
 #[test]
-fn files_of_an_image_that_change_on_the_nodes_disk() {
+fn changed_files_of_an_image_are_fetched_again() {
     if !able_to_mount() {
         return;
     }
@@ -286,7 +286,7 @@ fn files_of_an_image_that_change_on_the_nodes_disk() {
 
 /// The kernel reads a mounted bootstrap by itself, so a mount is given up if its bootstrap changed.
 #[test]
-fn a_bootstrap_that_changes_while_no_daemon_runs() {
+fn a_mount_ends_if_its_bootstrap_changed_while_no_daemon_ran() {
     if !able_to_mount() {
         return;
     }
@@ -307,7 +307,7 @@ fn a_bootstrap_that_changes_while_no_daemon_runs() {
 }
 
 #[test]
-fn another_manifest_under_a_digest() {
+fn a_manifest_with_another_digest_is_refused() {
     if !able_to_mount() {
         return;
     }

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_of_lists_and_attachments() {
+    fn tags_of_referrers_are_told_from_those_of_images() {
         let digest = Algorithm::Sha256.digest(b"{}");
         let hex = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a";
         assert_eq!(tag(&digest), format!("sha256-{hex}"));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn links_to_next_pages() {
+    fn the_link_to_the_next_page_is_found_among_others() {
         for (header, expected) in [
             (r#"</v2/a/referrers/d?last=1>; rel="next""#, Some("/v2/a/referrers/d?last=1")),
             ("<x>;rel=next", Some("x")),

@@ -14,7 +14,7 @@ async fn find_text(json: &str, name: &str) -> Result<Credential, RegistryError> 
 }
 
 #[tokio::test]
-async fn entries_as_docker_and_podman_write_them() {
+async fn entries_of_docker_and_podman_are_read() {
     let auth = STANDARD.encode("joe:s3:cret");
     let entry = |key: &str| format!(r#"{{"auths": {{"{key}": {{"auth": "{auth}"}}}}}}"#);
     let joe = || password("joe", "s3:cret");

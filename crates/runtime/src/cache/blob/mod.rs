@@ -65,8 +65,8 @@ use crate::{
     source::{BlobSource, request::Meter, sources::Sources, tracked_source::TrackedSource},
 };
 
-/// Fetches that may end without a chunk before a reader gives up. Only a bug of ours abandons one,
-/// and only a chunk that came after minutes is given up at once.
+/// Fetches that may leave a chunk missing before the reader gets an error. Two reasons are known: a
+/// bug that abandons a fetch, and a chunk that arrives after minutes and is evicted at once.
 const TAKEOVERS: usize = 3;
 
 /// One blob in the cache, as a set of images describes it.

@@ -129,7 +129,7 @@ async fn check_all(blob: Weak<CachedBlob>) {
         tracing::error!(%error, "a blob that another process has changed is read without a check");
     }
     tokio::time::sleep(CHECK_AFTER).await;
-    let _turn = workers.turn().await;
+    let _scan = workers.scan_permit().await;
     let mut at = 0;
     while let Some(blob) = blob.upgrade() {
         let leases = blob.next_suspects(&mut at);

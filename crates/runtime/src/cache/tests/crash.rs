@@ -34,7 +34,7 @@ fn crashes() -> impl Strategy<Value = Crash> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Nothing that was said to be ready turns out not to be.
+    /// No chunk counts as ready whose bytes are not in the cache.
     #[test]
     fn ready_is_true_after_every_crash(
         lives in prop::collection::vec((steps(), crashes()), 1..5),

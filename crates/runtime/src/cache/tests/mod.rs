@@ -481,7 +481,7 @@ proptest! {
     /// For any requests in any order from a source that fails now and then: promised ranges are
     /// present and right, and chunks that are not ready are holes.
     #[test]
-    fn behaves_like_a_set_of_chunks(
+    fn promised_ranges_are_right_whatever_the_faults_of_the_source(
         sizes in prop::collection::vec(1_usize..30_000, 1..60),
         amplify in prop::sample::select(vec![0, 10_000, 100_000, 10_000_000]),
         asked in prop::collection::vec((0_f64..1.0, 0_f64..1.0), 1..12),

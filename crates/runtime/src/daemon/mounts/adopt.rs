@@ -1,8 +1,8 @@
 //! Takes over the mounts of the worker before.
 //!
-//! Usually nothing happened in between: the keeper held the fanotify group, and readers waited.
-//! Only when keeper and worker died together was there a gap, in which the kernel let readers
-//! through to the holes of files; whatever it may have cached then is dropped.
+//! Usually the keeper has held the fanotify groups meanwhile, and readers waited. If keeper and
+//! worker died together, the kernel let readers through to the holes of files until now, and the
+//! pages that it may have cached in this gap are dropped.
 
 use std::{
     path::{Path, PathBuf},

@@ -1,21 +1,21 @@
 //! Events that were read and not answered, in memory that outlives the process.
 //!
-//! The kernel knows an event that it has delivered by the number of the descriptor that came with
-//! it, and forgets nothing when the process that read it dies: its reader waits until a process
-//! answers with that number. So what is needed to answer is written down here under the number,
-//! before anything is done about the event, and struck out after the answer:
+//! The kernel identifies a delivered event by the number of the descriptor that came with it, and
+//! keeps it when the process that read it dies: the reader waits until some process answers with
+//! that number. So the journal records what an answer needs, under that number, before the event is
+//! handled, and strikes it out after the answer:
 //!
 //! ```text
 //! read ─▶ note ─▶ fetch … ─▶ answer ─▶ strike ─▶ close the descriptor
 //! ```
 //!
-//! A process that dies between `answer` and `strike` leaves a note about no reader, and a second
-//! answer is refused by the kernel. One that dies between `read` and `note`, some microseconds,
-//! leaves an event about which nothing is known; it is denied. What is denied is nearly always
-//! read-ahead: the kernel then reads the page by itself, and asks again.
+//! If a process dies between `answer` and `strike`, the note has no reader any more, and the kernel
+//! refuses the second answer. If it dies between `read` and `note`, a window of microseconds, the
+//! event is unknown and gets denied. A denied event is nearly always read-ahead: the kernel then
+//! reads the page on its own, which raises a new event.
 //!
-//! The kernel gives an answer to the oldest event with its number. So a successor keeps every
-//! number that is noted in use until that event is answered, and no new event gets it.
+//! An answer goes to the oldest event with its number. So a successor keeps every recorded number
+//! in use until its event is answered, and no new event gets that number.
 
 use std::{
     io,
@@ -51,7 +51,7 @@ pub(super) type FileId = (u64, u64);
 #[derive(Debug)]
 pub struct Journal(Shared);
 
-/// An event that a process that is gone has read.
+/// An event that an earlier process read and did not answer.
 #[derive(Debug)]
 pub struct Unanswered {
     pub(super) number: RawFd,
@@ -64,14 +64,14 @@ pub struct Unanswered {
 }
 
 impl Journal {
-    /// An empty one.
+    /// Makes an empty journal.
     pub fn create() -> io::Result<Self> {
         let journal = Journal(Shared::create("lazuli-journal", DESCRIPTORS as usize * FIELDS)?);
         journal.0[LIMIT].store(lazuli_sys::limit::raise_descriptors()?.into(), Ordering::Release);
         Ok(journal)
     }
 
-    /// No event has this number or a higher one.
+    /// All events have lower numbers than this.
     pub(super) fn limit(&self) -> RawFd {
         self.0[LIMIT].load(Ordering::Acquire).min(DESCRIPTORS.into()) as RawFd
     }

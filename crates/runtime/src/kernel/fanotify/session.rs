@@ -278,7 +278,7 @@ impl Session {
         if !Arc::ptr_eq(&before.channel, &channel) {
             channel.group.mark(file)?;
             let before = std::mem::replace(&mut before.channel, channel);
-            // Costs time only: the same is asked in both, and answered.
+            // Harmless but slow: each read raises an event in both groups, and both are answered.
             if let Err(error) = before.group.unmark(file) {
                 tracing::warn!(blob = ?watched.blob, %error, "a file stays marked in two groups");
             }
@@ -294,7 +294,7 @@ impl Session {
             watched.marked.as_ref().is_some_and(|mark| Arc::ptr_eq(&mark.channel, channel))
         };
         let ids: Vec<_> = all.iter().filter(|(_, w)| is_here(w)).map(|(id, _)| *id).collect();
-        // In the common group are files of others.
+        // The common group also has the files of other images, so it is not split.
         let is_common = channel.number == self.groups.common().number;
         let first = ids.first().filter(|_| !is_common).and_then(|id| all.get(id));
         let Some(first) = first else { return Ok(()) };

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn more_images_than_slots() {
+    fn an_image_waits_when_others_hold_all_slots() {
         let (slots, began) = (Slots::new(2), Instant::now());
         let _all = [wait(&slots, HOG, began, 1), wait(&slots, OTHER, began, 1)];
         let admission = admit(&slots, THIRD, began + STUCK, true);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_read() {
+    fn requests_are_parsed_as_the_kernel_writes_them() {
         assert_eq!(numbers(&read(0, 1)), Ok((77, 5)));
         assert_eq!(parse(&read(8192, MOST)), Ok(BlobRequest::Read { offset: 8192, size: MOST }));
         assert_eq!(parse(&request(1, b"name\0")), Ok(BlobRequest::Lookup(b"name")));

@@ -36,30 +36,30 @@ use self::{
 use super::{
     Image, Prefetcher,
     ahead::{self, ChunkAt, Gauge, Pace, Purpose, RoundTrip},
-    turn,
+    timed_slot::TimedSlot,
 };
 use crate::cache::CachedBlob;
 
-/// How long an order of files is used, whatever is read meanwhile. Ordering 50,000 files takes 4
-/// ms.
+/// Minimum interval between two orderings of the files. Ordering 50,000 files takes 4 ms, so
+/// ordering uses at most 8 % of a processor.
 const HOLDS: Duration = Duration::from_millis(50);
 
-/// Initial bytes in flight, fewer than for certain reads of a start: other readers wait behind
-/// them, and a start with few misses, or with a registry nearby, should cost few bytes.
+/// Initial bytes in flight. Fewer than for a recorded start, because other readers wait behind
+/// them, and because a start with few misses or a near registry should cost few bytes.
 const LEAST: u64 = 256 << 10;
 
 /// Bytes that a miss buys, as a multiple of those that fill the link.
 const NEAR: u64 = 2;
 const ANYWHERE: u64 = 4;
 
-/// Bytes after which it is judged what they were good for, as a multiple of those that fill the
-/// link.
+/// Bytes that a start gets before its misses buy less if most bytes were not read, as a multiple of
+/// those that fill the link: what four to eight misses buy.
 const TRIAL: u64 = 16;
 
-/// Most bytes in flight that a miss buys a multiple of: 1 Gbit/s at 32 ms.
+/// Upper bound for the bytes that fill the link: 1 Gbit/s at 32 ms.
 const FULL: u64 = 4 << 20;
 
-/// How long one start delays the others: more than a registry that answers needs to fill the link
+/// How long one start may hold the slot: longer than a registry that answers needs to fill the link
 /// twice.
 const LONGEST: Duration = Duration::from_millis(250);
 
@@ -68,18 +68,18 @@ const LONGEST: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(super) struct Escalation {
     pace: Pace,
-    turn: turn::Turn,
+    slot: TimedSlot,
     waiting: AtomicUsize,
 }
 
 impl Default for Escalation {
     fn default() -> Self {
-        let (turn, waiting) = Default::default();
-        Escalation { pace: Pace::from(LEAST), turn, waiting }
+        let (slot, waiting) = Default::default();
+        Escalation { pace: Pace::from(LEAST), slot, waiting }
     }
 }
 
-/// A start that waits for its turn.
+/// A start that waits for the slot.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl Drop for Waiting<'_> {
@@ -89,18 +89,19 @@ impl Drop for Waiting<'_> {
 }
 
 impl Escalation {
-    /// Does `work` when it is its turn, which it keeps for [`LONGEST`] at most.
-    async fn in_turn<T>(&self, work: impl Future<Output = T>) -> T {
+    /// Runs `work` while it holds the slot, for [`LONGEST`] at most.
+    async fn in_slot<T>(&self, work: impl Future<Output = T>) -> T {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let waiting = Waiting(&self.waiting);
         let work = async {
             drop(waiting);
             work.await
         };
-        self.turn.take(LONGEST, work).await
+        self.slot.run(LONGEST, work).await
     }
 
-    /// Returns whether a start with this many bytes in its turn should yield to another one.
+    /// Returns whether a start that has fetched this many bytes in its round should yield to
+    /// another one.
     fn is_enough(&self, bytes: u64) -> bool {
         bytes >= NEAR * self.pace.bytes() && self.waiting.load(Ordering::Relaxed) > 0
     }
@@ -151,11 +152,11 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
         }
         let step = async {
             gauge.pause();
-            let order = Turn { start: &mut start, bytes: 0 };
+            let order = Round { start: &mut start, bytes: 0 };
             let hint = Purpose::Hint(&prefetcher.cache);
             ahead::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, hint).await
         };
-        if escalation.in_turn(step).await.is_err() {
+        if escalation.in_slot(step).await.is_err() {
             // Readers of chunks that cannot be fetched get the error.
             return;
         }
@@ -278,13 +279,13 @@ impl Start<'_> {
     }
 }
 
-/// Chunks for as long as a start's turn lasts.
-struct Turn<'a, 'b> {
+/// The chunks that a start fetches before it yields the slot.
+struct Round<'a, 'b> {
     start: &'a mut Start<'b>,
     bytes: u64,
 }
 
-impl Iterator for Turn<'_, '_> {
+impl Iterator for Round<'_, '_> {
     type Item = ChunkAt;
 
     fn next(&mut self) -> Option<ChunkAt> {

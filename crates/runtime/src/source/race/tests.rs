@@ -97,7 +97,7 @@ fn always(fault: Fault) -> Vec<Fault> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_fault_has_its_price() {
+async fn each_fault_costs_the_expected_time_and_requests() {
     use Fault::{Busy, Drip, Final, Hang, Short, Slow, Transient};
     let busy = |seconds| Busy(Duration::from_secs(seconds));
     let slow = Slow(Duration::from_millis(3500));
@@ -170,7 +170,7 @@ async fn gives_up_at_the_deadline_and_says_why() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_place_that_hangs_costs_one_reader_a_second() {
+async fn a_hanging_source_costs_one_reader_a_second() {
     for fault in [Fault::Hang, Fault::Transient] {
         let mut scene = Scene::new([always(fault), vec![]]);
         let mut costs = Vec::new();
@@ -187,7 +187,7 @@ async fn a_place_that_hangs_costs_one_reader_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_blob_does_not_rule_out_a_place_for_others() {
+async fn a_source_without_one_blob_is_still_asked_for_others() {
     let mut scene = Scene::new([always(Fault::Final), vec![]]);
     scene.timed().await.1.unwrap();
     scene.timed().await.1.unwrap();
@@ -254,7 +254,7 @@ async fn a_mirror_that_comes_back_is_preferred_again() {
 
 /// Two blobs at one registry: one source hangs in the first, and eats all memory if it can.
 #[tokio::test(start_paused = true)]
-async fn hanging_request_lends_its_memory() {
+async fn a_hanging_request_leaves_its_memory_to_others() {
     let memory = PrioritySemaphore::new(100_000);
     let hangs = Scene::new([always(Fault::Hang)]);
     let works = Scene::new([vec![]]);
@@ -307,7 +307,7 @@ async fn crowd(memory: u64, readers: &[(&'static str, bool)]) -> (Duration, Vec<
         drop(answer);
     });
     futures_util::future::join_all(reads).await;
-    assert_eq!(scene.asked()[1], 0, "a read that waits for its turn does not go elsewhere");
+    assert_eq!(scene.asked()[1], 0, "a read that waits for a request slot asks no other source");
     (started.elapsed(), order.into_inner().unwrap())
 }
 
@@ -356,7 +356,7 @@ async fn demand_overtakes_prefetch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keeps_what_sources_promise() {
+async fn a_race_keeps_the_contract_of_a_source() {
     let faults = (0..20).map(|n| if n % 3 == 0 { Fault::None } else { Fault::Transient });
     let scene = Scene::new([faults.collect(), vec![Fault::Slow(Duration::from_secs(2)); 5]]);
     for _ in 0..30 {

@@ -197,7 +197,7 @@ impl IndexStore {
         self.read(IMAGES, image)
     }
 
-    /// Keeps that.
+    /// Stores the statements about an image.
     pub(super) fn note_stated(&self, image: &Digest, stated: &Stated) -> io::Result<()> {
         self.write(IMAGES, image, &serde_json::to_vec(stated)?)?;
         eviction::limit_records(self, IMAGES, image, RECORDS)
@@ -208,7 +208,7 @@ impl IndexStore {
         self.path(WRONG, index).exists()
     }
 
-    /// Notes that an index is wrong: it is used no more, whatever key states it.
+    /// Marks an index as wrong. No statement by any key makes the node use it again.
     pub(super) fn note_wrong(&self, index: &Digest) -> io::Result<()> {
         self.write(WRONG, index, b"")
     }

@@ -54,5 +54,5 @@ def program(name):
 def contenders():
     """All of them, in the order of tables."""
     from . import erofs, lazuli, nydus, overlayfs, stargz
-    return [overlayfs.Overlayfs(), lazuli.Fanotify(), lazuli.Fuse(), lazuli.Traced(), lazuli.Mirrored(),
-            lazuli.MirroredOverlayfs(), stargz.Stargz(), nydus.Nydus(), erofs.Erofs()]
+    return [overlayfs.Overlayfs(), lazuli.Fanotify(), lazuli.Fuse(), lazuli.Traced(), lazuli.FirstPull(),
+            lazuli.Indexed(), lazuli.Mirrored(), lazuli.MirroredOverlayfs(), stargz.Stargz(), nydus.Nydus(), erofs.Erofs()]

@@ -1,6 +1,7 @@
 """Lazuli, with each driver, and with traced images."""
 
 import contextlib
+import functools
 import socket
 
 from lab import background, run
@@ -12,15 +13,16 @@ from .overlayfs import Overlayfs
 
 
 @contextlib.contextmanager
-def daemon(work, driver, mirror=False):
-    """The `Service` of a daemon whose files are all in the directory `work`."""
-    address, instance, config = work / "lazuli.sock", Lazuli(work / "root"), work / "config.toml"
-    text, hosts = f'[snapshotter]\naddress = "{address}"\ndriver = "{driver}"\n', work / "certs.d"
+def daemon(work, driver, config="", mirror=False):
+    """The `Service` of a daemon whose files are all in the directory `work`. `config` has keys that
+    are in no table."""
+    address, instance, file = work / "lazuli.sock", Lazuli(work / "root"), work / "config.toml"
+    text, hosts = config + f'[snapshotter]\naddress = "{address}"\ndriver = "{driver}"\n', work / "certs.d"
     if mirror:
         text += f'[registry]\nhosts_dir = "{hosts}"\n[mirror]\nlisten = "127.0.0.1:{free_port()}"\n'
-    config.write_text(text)
+    file.write_text(text)
     instance.root.mkdir()
-    command = [instance.BINARY, "--root", instance.root, "--config", config]
+    command = [instance.BINARY, "--root", instance.root, "--config", file]
     with background(*command, "daemon", log=work / "lazuli.log", ready=lambda: listens(address)):
         try:
             if mirror:
@@ -58,6 +60,42 @@ class Fuse(Fanotify):
     """On machines whose kernel has no pre-content events."""
 
     name, title, form, driver = "lazuli-fuse", "Lazuli, FUSE", Fanotify.name, "fuse"
+
+
+class FirstPull(Fanotify):
+    """An ordinary image that nobody indexed: the node pulls its layers itself."""
+
+    name, title, form = "lazuli-first", "Lazuli, first pull", Overlayfs.name
+    is_variant = True
+
+
+class Indexed(Fanotify):
+    """An ordinary image with a signed index beside it, which the node's policy trusts."""
+
+    name, title = "lazuli-index", "Lazuli, indexed image"
+    is_variant = True
+
+    def __init__(self):
+        self.repository = None
+
+    @functools.cached_property
+    def key(self):
+        return run("openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
+
+    def publish(self, layout, reference, work):
+        Overlayfs().publish(layout, reference, work)
+        work.joinpath("key").write_bytes(self.key)
+        with lazuli(work / "root") as instance:
+            instance("index", reference, "--sign", work / "key")
+        self.repository = reference.rpartition(":")[0]
+
+    def service(self, work):
+        private, public = work / "key", work / "key.pub"
+        private.write_bytes(self.key)
+        public.write_bytes(run("openssl", "pkey", "-in", private, "-pubout"))
+        policy = work / "policy.toml"
+        policy.write_text(f'[default]\naccept = true\nstatements = ["{public}"]\nsigned_as = ["{self.repository}"]\n')
+        return daemon(work, self.driver, f'policy = "{policy}"\n')
 
 
 class Mirrored(Fanotify):

@@ -17,10 +17,12 @@ def daemon(work, driver, config="", mirror=False):
     """The `Service` of a daemon whose files are all in the directory `work`. `config` has keys that
     are in no table."""
     address, instance, file = work / "lazuli.sock", Lazuli(work / "root"), work / "config.toml"
-    text, hosts = config + f'[snapshotter]\naddress = "{address}"\ndriver = "{driver}"\n', work / "certs.d"
+    hosts = work / "certs.d"
+    tables = f'[snapshotter]\naddress = "{address}"\ndriver = "{driver}"\n'
     if mirror:
-        text += f'[registry]\nhosts_dir = "{hosts}"\n[mirror]\nlisten = "127.0.0.1:{free_port()}"\n'
-    file.write_text(text)
+        config += f'hosts_dir = "{hosts}"\n'
+        tables += f'[mirror]\nlisten = "127.0.0.1:{free_port()}"\n'
+    file.write_text(config + tables)
     instance.root.mkdir()
     command = [instance.BINARY, "--root", instance.root, "--config", file]
     with background(*command, "daemon", log=work / "lazuli.log", ready=lambda: listens(address)):

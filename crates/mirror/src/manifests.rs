@@ -53,7 +53,7 @@ pub(crate) enum Answer {
 }
 
 /// An answer, its size in bytes, and how long to keep it.
-type Asked = Result<(Answer, usize, Duration), RegistryError>;
+type Fetched = Result<(Answer, usize, Duration), RegistryError>;
 
 impl Mirror {
     /// The manifest or index that `reference` names, as far as the client of `session` may see it.
@@ -218,7 +218,7 @@ impl Mirror {
 }
 
 /// Fetches the manifest or index `reference`.
-async fn fetch(mirror: Arc<Mirror>, session: Arc<Session>, reference: Reference) -> Asked {
+async fn fetch(mirror: Arc<Mirror>, session: Arc<Session>, reference: Reference) -> Fetched {
     let _permit = mirror.permits.at(reference.registry()).await;
     let repository = session.at(&reference)?;
     let mut document = repository.document(None).await?;
@@ -265,7 +265,7 @@ async fn fetch_blob(
     session: Arc<Session>,
     digest: Digest,
     size: u64,
-) -> Asked {
+) -> Fetched {
     let _permit = mirror.permits.at(session.reference.registry()).await;
     let descriptor = Descriptor::plain("application/octet-stream", digest, size);
     let blob = session.repository.small_blob(&descriptor).await?;

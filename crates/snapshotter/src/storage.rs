@@ -9,6 +9,8 @@ use std::{
     },
 };
 
+use lazuli_sys::path_error::At as _;
+
 use crate::{
     Image, SnapshotError,
     api::types::Mount,

@@ -1,7 +1,7 @@
 //! One blob in the cache.
 //!
 //! Its state has parts, each with its own lock and file: which chunks are present ([`residency`]),
-//! the files on disk ([`file`]), the kernel's events ([`guard`]), and where bytes come from
+//! the files on disk ([`mod@file`]), the kernel's events ([`guard`]), and where bytes come from
 //! ([`Sources`]). A method of one part is in the part's file; each operation on several parts has a
 //! file of its own.
 

@@ -37,12 +37,13 @@ fn an_image_runs_by_the_bundle_of_the_identity_and_by_no_other() {
     let branch = RELEASE.subject.replace("tags", "heads");
     let refer = |bundle: &str| put_bundle(&scene.registry, "app", &scene.digest, bundle);
     for (reason, bundle) in [
-        ("another workflow", sigstore.bundle(Identity { subject: &branch, ..RELEASE }, &signed)),
-        ("another provider", sigstore.bundle(Identity { issuer: &name, ..RELEASE }, &signed)),
-        ("another instance", foreign.bundle(RELEASE, &signed)),
+        ("refs/heads/v1", sigstore.bundle(Identity { subject: &branch, ..RELEASE }, &signed)),
+        ("issuer mismatch", sigstore.bundle(Identity { issuer: &name, ..RELEASE }, &signed)),
+        ("No log key", foreign.bundle(RELEASE, &signed)),
     ] {
         refer(&bundle);
-        assert!(scene.refused(&image).contains("by none of"), "{reason}");
+        let refusal = scene.refused(&image);
+        assert!(refusal.contains(reason), "{refusal}");
     }
     // The statement of an attestation is no permission.
     let kind = "https://slsa.dev/provenance/v1";
@@ -62,7 +63,7 @@ fn an_image_runs_by_the_bundle_of_the_identity_and_by_no_other() {
     let mountpoint = scene.mount("mnt");
     scene.lazuli.ok(["umount", &mountpoint]);
     // The instance is exchanged: its signatures no longer count.
-    require_release(&scene, &foreign);
+    require_release(&scene, &Sigstore::default());
     scene.lazuli.ok(["copy", &image, &format!("{name}:2")]);
     scene.refused(&format!("{name}:2"));
 }
@@ -80,7 +81,8 @@ fn an_image_runs_by_the_payload_of_the_identity_and_under_its_name_only() {
     };
     let branch = RELEASE.subject.replace("tags", "heads");
     tag(&scene.repository(), Identity { subject: &branch, ..RELEASE });
-    assert!(scene.refused(&image).contains("by none of"));
+    let refusal = scene.refused(&image);
+    assert!(refusal.contains(&branch), "{refusal}");
     tag("r.example/other", RELEASE);
     assert!(scene.refused(&image).contains("as \"r.example/other\""));
     tag(&scene.repository(), RELEASE);

@@ -7,8 +7,11 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use lazuli_image::{Digest, oci::media_type::LAYER_INDEX};
-use lazuli_registry::{ImageName, Manifest, Options, Repository, indexes_of};
+use lazuli_image::{
+    Digest,
+    oci::{Descriptor, media_type::LAYER_INDEX},
+};
+use lazuli_registry::{ImageName, Manifest, Options, Repository, fetch_index, listed_indexes};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
@@ -100,10 +103,13 @@ impl Gate {
         if !policy.has_statement_keys(name) {
             return Ok(None);
         }
-        for manifest in indexes_of(repository, image).await {
-            let question = Question::resolved(name, manifest.descriptor(), options);
-            let search = Search::new(&policy, &question).gather();
-            let Ok(evidence) = timeout(SEARCH_DEADLINE, search).await else { continue };
+        for entry in listed_indexes(repository, image).await {
+            let index = Descriptor::plain(&entry.media_type, entry.digest, entry.size);
+            let question = Question::resolved(name, index, options);
+            let search = timeout(SEARCH_DEADLINE, Search::new(&policy, &question).gather());
+            // The list has the index's digest, and with it the statements can be looked up.
+            let found = tokio::join!(fetch_index(repository, image, &entry), search);
+            let (Some(manifest), Ok(evidence)) = found else { continue };
             if let Some((indexing, bundles)) =
                 find_agreed_indexing(&policy, name, image, &manifest, &evidence.bundles)
             {

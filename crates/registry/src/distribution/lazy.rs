@@ -103,7 +103,7 @@ pub async fn lazy_form(
 
 /// The first lazy image that refers to `subject`.
 async fn lazy_referrer(repository: &dyn Repository, subject: &Manifest) -> Option<Manifest> {
-    let may_be = |entry: &Descriptor| {
+    let may_be = |entry: &&Descriptor| {
         let kind = entry.artifact_type.as_deref();
         kind.is_none_or(|kind| MAY_BE_IMAGES.contains(&kind))
     };
@@ -111,56 +111,63 @@ async fn lazy_referrer(repository: &dyn Repository, subject: &Manifest) -> Optio
         let refers = found.parsed.subject.as_ref().map(|subject| subject.digest);
         refers == Some(subject.digest) && found.parsed.bootstrap().is_some()
     };
-    referrers(repository, subject, None, may_be, is_lazy, 1).await.pop()
+    let entries = listed(repository, subject, None).await;
+    for entry in entries.iter().filter(may_be).take(LOOKED_AT) {
+        if let Some(image) = fetch(repository, entry).await.filter(is_lazy) {
+            return Some(image);
+        }
+    }
+    None
 }
 
 /// The first index of `subject`.
 async fn index(repository: &dyn Repository, subject: &Manifest) -> Option<Manifest> {
-    indexes(repository, subject, 1).await.pop()
+    for entry in listed_indexes(repository, subject).await {
+        if let Some(index) = fetch_index(repository, subject, &entry).await {
+            return Some(index);
+        }
+    }
+    None
 }
 
-/// Indexes of `subject` that its repository has, trusted or not.
-pub async fn indexes_of(repository: &dyn Repository, subject: &Manifest) -> Vec<Manifest> {
-    indexes(repository, subject, LOOKED_AT).await
+/// Entries of the list of referrers that may be indexes of `subject`, trusted or not.
+pub async fn listed_indexes(repository: &dyn Repository, subject: &Manifest) -> Vec<Descriptor> {
+    let mut entries = listed(repository, subject, Some(media_type::LAYER_INDEX)).await;
+    entries.truncate(LOOKED_AT);
+    entries
 }
 
-async fn indexes(repository: &dyn Repository, subject: &Manifest, most: usize) -> Vec<Manifest> {
-    let kind = Some(media_type::LAYER_INDEX);
-    let is_index = |found: &Manifest| found.parsed.is_index_of(&subject.digest, &subject.parsed);
-    referrers(repository, subject, kind, |_| true, is_index, most).await
+/// Fetches the manifest of a listed index; `None` if it is none of `subject`.
+pub async fn fetch_index(
+    repository: &dyn Repository,
+    subject: &Manifest,
+    entry: &Descriptor,
+) -> Option<Manifest> {
+    let index = fetch(repository, entry).await?;
+    index.parsed.is_index_of(&subject.digest, &subject.parsed).then_some(index)
 }
 
-/// Fetches the first `most` referrers of `subject` that `is_it` accepts, among those whose entry in
-/// the list `may_be` accepts.
-async fn referrers(
+/// Entries of the list of referrers of `subject` that have the type of an image.
+async fn listed(
     repository: &dyn Repository,
     subject: &Manifest,
     artifact_type: Option<&str>,
-    may_be: impl Fn(&Descriptor) -> bool,
-    is_it: impl Fn(&Manifest) -> bool,
-    most: usize,
-) -> Vec<Manifest> {
-    let mut wanted = Vec::new();
-    let unknown = |error: &RegistryError| {
-        tracing::warn!(%error, "whether a lazy image refers to it is not known");
-    };
+) -> Vec<Descriptor> {
     let found = repository.referrers(&subject.digest, artifact_type).await;
-    let found = found.inspect_err(unknown).unwrap_or_default().into_iter();
-    let images = found
-        .filter(|entry| IMAGE_TYPES.contains(&entry.media_type.as_str()))
-        .filter(|entry| may_be(entry));
-    for entry in images.take(LOOKED_AT) {
-        let document = repository.document(Some(&entry.digest)).await;
-        let Ok(document) = document.inspect_err(unknown) else { continue };
-        let place = repository.describe();
-        let parsed = parse(&place, document.raw, Some(&document.media_type), Some(&entry.digest));
-        let Ok(Parsed::Image(manifest)) = parsed else { continue };
-        if is_it(&manifest) {
-            wanted.push(*manifest);
-            if wanted.len() == most {
-                break;
-            }
-        }
-    }
-    wanted
+    let mut entries = found.inspect_err(unknown).unwrap_or_default();
+    entries.retain(|entry| IMAGE_TYPES.contains(&entry.media_type.as_str()));
+    entries
+}
+
+/// Fetches a referrer's manifest.
+async fn fetch(repository: &dyn Repository, entry: &Descriptor) -> Option<Manifest> {
+    let document = repository.document(Some(&entry.digest)).await.inspect_err(unknown).ok()?;
+    let place = repository.describe();
+    let parsed = parse(&place, document.raw, Some(&document.media_type), Some(&entry.digest));
+    let Ok(Parsed::Image(manifest)) = parsed else { return None };
+    Some(*manifest)
+}
+
+fn unknown(error: &RegistryError) {
+    tracing::warn!(%error, "whether a lazy image refers to it is not known");
 }

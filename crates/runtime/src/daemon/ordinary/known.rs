@@ -4,6 +4,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
 use lazuli_builder::index::KnownLayer;
 use lazuli_image::{
     Digest,
@@ -11,7 +12,7 @@ use lazuli_image::{
 };
 use lazuli_policy::SignedIndex;
 use lazuli_registry::{
-    Document, ImageName, IndexTrust, Manifest, Options, Parsed, Repository, config,
+    Document, ImageName, IndexTrust, Login, Manifest, Options, Parsed, Pull, Repository, config,
 };
 use lazuli_sys::path_error::At as _;
 use tokio::io::AsyncReadExt as _;
@@ -25,6 +26,9 @@ use crate::daemon::{DaemonError, api::MountRequest};
 
 /// Maximum size of the index of one layer, in bytes.
 const INDEX_LIMIT: u64 = 256 << 20;
+
+/// Maximum number of indexes that are fetched at a time.
+const AT_A_TIME: usize = 8;
 
 /// How long it is waited for signatures and indexes before layers are pulled.
 const LOOK_WITHIN: Duration = Duration::from_secs(30);
@@ -188,6 +192,28 @@ impl Ordinaries {
             return None;
         }
         Some(known(bytes))
+    }
+
+    /// Fetches the stated indexes of all layers, and asks for permission to read these layers, all
+    /// at once: containerd asks for one layer after the other, and each would cost round trips.
+    pub(super) async fn look_ahead(
+        &self,
+        image: &Ordinary,
+        vouched: &Vouched,
+        repository: &dyn Pull,
+        login: Option<&Login>,
+    ) {
+        let stated =
+            || image.layers().filter(|(layer, id)| vouched.of(&layer.digest, id).is_some());
+        let look = async || {
+            let indexes =
+                stated().map(|(layer, diff_id)| self.known_layer(layer, diff_id, vouched));
+            let indexes = stream::iter(indexes.collect::<Vec<_>>());
+            let indexes = indexes.buffer_unordered(AT_A_TIME).for_each(async |_| ());
+            let layers = stated().map(|(layer, _)| layer.digest);
+            tokio::join!(indexes, image.access.ask_ahead(repository, login, layers));
+        };
+        image.looked_ahead.get_or_init(look).await;
     }
 
     async fn fetch_index(&self, vouched: &VouchedLayer) -> Result<Vec<u8>, DaemonError> {

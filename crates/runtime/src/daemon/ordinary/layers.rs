@@ -46,6 +46,7 @@ impl Images {
         {
             return Ok(None);
         }
+        let client = login;
         let login = login.map(|login| Arc::new(self.0.admission.logins.lend(&name, login.clone())));
         let manifest = self.recent_manifest(request, &name).await?;
         if manifest.digest != digest || !is_ordinary(&manifest) {
@@ -64,6 +65,7 @@ impl Images {
         if may_pull {
             self.0.ordinaries.begin_pulls(&image, &vouched, &repository, login.clone());
         }
+        self.0.ordinaries.look_ahead(&image, &vouched, &*repository, client).await;
         for (layer, diff_id) in image.layers().take(at + 1) {
             let is_known = || async {
                 self.0.ordinaries.known_layer(layer, diff_id, &vouched).await.is_some()
@@ -81,7 +83,7 @@ impl Images {
         }
         // A client without access to a layer gets none of this node's data of it.
         let own = &image.manifest.parsed.layers[at];
-        if !repository.has_blob(&own.digest).await? {
+        if !image.access.allows(&*repository, client, own.digest).await? {
             return Ok(None);
         }
         if !self.0.ordinaries.keep(&image) {

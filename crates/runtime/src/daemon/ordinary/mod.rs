@@ -9,6 +9,7 @@
 //!
 //! ```text
 //! layers ─┬─ store      records of layers and images
+//!         ├─ access     which clients may read a layer
 //!         ├─ begin ─ pull    layers without an index
 //!         ├─ afterwards  layers that containerd has pulled
 //!         ├─ publish    for other nodes
@@ -16,6 +17,7 @@
 //! check                 layers that have become complete
 //! ```
 
+mod access;
 pub(super) mod afterwards;
 mod background;
 mod begin;

@@ -17,7 +17,7 @@ use lazuli_policy::{Gate, LayerDigests, SignedIndex};
 use lazuli_registry::{ImageName, Manifest, Options};
 use tokio::sync::OnceCell;
 
-use super::{pulls::Pulls, store::IndexStore};
+use super::{access::Access, pulls::Pulls, store::IndexStore};
 use crate::{cache::Cache, daemon::admission::logins::Lent, sync::lock};
 
 /// Images of which configuration and statements are remembered: containerd asks for one layer after
@@ -105,6 +105,9 @@ pub(super) struct Ordinary {
     pub(super) signed: OnceCell<Option<SignedIndex>>,
     /// Set once its index is being published.
     pub(super) published: OnceCell<()>,
+    /// Set once its indexes and permissions were asked for.
+    pub(super) looked_ahead: OnceCell<()>,
+    pub(super) access: Access,
 }
 
 impl Ordinary {
@@ -114,8 +117,8 @@ impl Ordinary {
         let diff_ids = parsed.unwrap_or_default();
         let is_whole = diff_ids.len() == manifest.parsed.layers.len();
         let diff_ids = if is_whole { diff_ids } else { Vec::new() };
-        let (signed, published) = (OnceCell::new(), OnceCell::new());
-        Ordinary { asked, manifest, config, diff_ids, signed, published }
+        let (signed, published, looked_ahead, access) = Default::default();
+        Ordinary { asked, manifest, config, diff_ids, signed, published, looked_ahead, access }
     }
 
     pub(super) fn layers(&self) -> impl Iterator<Item = (&Descriptor, &Digest)> {

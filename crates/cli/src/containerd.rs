@@ -15,7 +15,9 @@ use lazuli_runtime::daemon::{
     DaemonError, DriverChoice, Images, MountRequest, Occupied, SnapshotStatus, SnapshotsStatus,
     Worker,
 };
-use lazuli_snapshotter::{self as snapshotter, Contents, Image, ImageSnapshot, Overview, Server};
+use lazuli_snapshotter::{
+    self as snapshotter, Contents, CoveredLayers, Image, ImageSnapshot, Overview, Server,
+};
 use tokio::task::JoinHandle;
 
 use crate::config::FirstPull;
@@ -108,12 +110,16 @@ impl snapshotter::Images for DaemonImages {
         image: &Image,
         layer: &str,
         namespace: &str,
-    ) -> Outcome<Option<u32>> {
+    ) -> Outcome<Option<CoveredLayers>> {
         let request = self.request(image, Path::new("/"))?;
         let layer: Digest = layer.parse().map_err(|error: InvalidDigest| error.to_string())?;
         let (login, may_pull) = (self.login(image), self.first.pulls_in(namespace));
         let shown = self.images.ordinary_layer(&request, login.as_ref(), &layer, may_pull);
-        outcome(shown.await)
+        let covered = outcome(shown.await)?;
+        Ok(covered.map(|covered| CoveredLayers {
+            count: covered.count,
+            is_lazy_image: covered.is_lazy_image,
+        }))
     }
 
     async fn admit(&self, image: &Image) -> Outcome {

@@ -114,6 +114,15 @@ impl Image {
     }
 }
 
+/// The lowest layers of an ordinary image, which one chain id covers.
+#[derive(Clone, Copy, Debug)]
+pub struct CoveredLayers {
+    /// How many they are.
+    pub count: u32,
+    /// Whether they are the whole image, and some of its data is fetched once it is mounted.
+    pub is_lazy_image: bool,
+}
+
 /// Mounts lazy images.
 #[async_trait]
 pub trait Images: Send + Sync {
@@ -133,7 +142,7 @@ pub trait Images: Send + Sync {
     /// content.
     async fn bootstrap_layer(&self, image: &Image) -> Result<String, Box<dyn Error + Send + Sync>>;
 
-    /// Returns how many layers of an ordinary image the chain id `layer` covers, if they can be
+    /// Returns the layers of an ordinary image that the chain id `layer` covers, if they can be
     /// shown without being unpacked: their content is proven, or a key vouches for it. `namespace`
     /// is containerd's.
     async fn ordinary_layer(
@@ -141,7 +150,7 @@ pub trait Images: Send + Sync {
         image: &Image,
         layer: &str,
         namespace: &str,
-    ) -> Result<Option<u32>, Box<dyn Error + Send + Sync>>;
+    ) -> Result<Option<CoveredLayers>, Box<dyn Error + Send + Sync>>;
 
     /// Mounts the image at the directory `at`, unless it is mounted there, if it may run. From then
     /// on until it is unmounted, the image's newest login counts.

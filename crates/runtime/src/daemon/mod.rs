@@ -80,7 +80,7 @@ use filesystems::stale_pages::Gap;
 pub use images::Images;
 use mounts::adopt;
 use node::Node;
-pub use ordinary::state::IndexSettings;
+pub use ordinary::{layers::CoveredLayers, state::IndexSettings};
 use served::refresh_routes;
 pub use shutdown::Stop;
 #[cfg(fuzzing)]

@@ -3,7 +3,7 @@
 use std::{fmt, path::Path, sync::Arc, time::Duration};
 
 use crate::{
-    Image, Images, SnapshotError,
+    CoveredLayers, Image, Images, SnapshotError,
     api::types::Mount,
     filter::{self, Filter},
     keyed_lock::{KeyedGuard, KeyedLocks},
@@ -62,7 +62,12 @@ impl Snapshotter {
             Layer::Ordinary => self.create(wanted, Kind::Active).await,
             Layer::Plain { target, image } => {
                 match self.note_plain(&wanted, &target, image).await {
-                    Some(()) => Err(SnapshotError::AlreadyExists(target)),
+                    Some(layers) => {
+                        if layers.is_lazy_image {
+                            self.mount_ahead(target.clone());
+                        }
+                        Err(SnapshotError::AlreadyExists(target))
+                    }
                     None => self.create(wanted, Kind::Active).await,
                 }
             }
@@ -119,7 +124,12 @@ impl Snapshotter {
     /// Makes the committed snapshot `target` for a layer of an ordinary image, if the layer can be
     /// shown as it is. It is mounted when a snapshot is based on it. `None` if containerd has to
     /// unpack the layer, which is always possible.
-    async fn note_plain(&self, wanted: &Wanted, target: &str, image: Image) -> Option<()> {
+    async fn note_plain(
+        &self,
+        wanted: &Wanted,
+        target: &str,
+        image: Image,
+    ) -> Option<CoveredLayers> {
         let mut guard = self.locks.take(&lock_key(target, &image)).await;
         let namespace = wanted.key.split('/').next().unwrap_or_default();
         let shown = guard.attempt(&image, self.images.ordinary_layer(&image, target, namespace));
@@ -127,7 +137,7 @@ impl Snapshotter {
             tracing::warn!(image = image.reference, %error, "containerd unpacks a layer");
         };
         let layers = shown.await.inspect_err(failed).ok()??;
-        let image = Image { layers: Some(layers), ..image };
+        let image = Image { layers: Some(layers.count), ..image };
         let new = New {
             name: target.to_owned(),
             parent: wanted.parent.clone(),
@@ -147,7 +157,7 @@ impl Snapshotter {
             Err(error) => Err(error),
         });
         match noted.await {
-            Ok(()) => Some(()),
+            Ok(()) => Some(layers),
             Err(error) => {
                 tracing::warn!(layer = target, %error, "containerd unpacks a layer");
                 None
@@ -274,6 +284,17 @@ impl Snapshotter {
         }
         let at = self.local.directories.fs(base.number);
         guard.attempt(&image, self.images.mount(&image, &at)).await
+    }
+
+    /// Mounts the image of a committed snapshot in the background: its data begins to arrive while
+    /// containerd creates the container. If it fails, the container's own snapshot mounts it.
+    fn mount_ahead(&self, name: String) {
+        let this = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = this.mount_image_of(name.clone()).await {
+                tracing::debug!(snapshot = name, %error, "mounted later");
+            }
+        });
     }
 
     /// Makes an active snapshot a parent for others, on top of `parent` if it was prepared on top

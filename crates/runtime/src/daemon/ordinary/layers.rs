@@ -11,8 +11,18 @@ use crate::{
     image::removed,
 };
 
+/// The lowest layers of an ordinary image, which one chain id covers.
+#[derive(Clone, Copy, Debug)]
+pub struct CoveredLayers {
+    /// How many they are.
+    pub count: u32,
+    /// Whether they are the whole image, and a key vouches for some of them: their data is fetched
+    /// once the image is mounted.
+    pub is_lazy_image: bool,
+}
+
 impl Images {
-    /// Returns how many layers of an ordinary image the chain id `layer` covers, if they can be
+    /// Returns the layers of an ordinary image that the chain id `layer` covers, if they can be
     /// shown without being unpacked; `None` if containerd has to unpack them. With `may_pull`, the
     /// node fetches layers without an index whole.
     pub async fn ordinary_layer(
@@ -21,7 +31,7 @@ impl Images {
         login: Option<&Login>,
         layer: &Digest,
         may_pull: bool,
-    ) -> Result<Option<u32>, DaemonError> {
+    ) -> Result<Option<CoveredLayers>, DaemonError> {
         let shown = self.find_layer(request, login, layer, may_pull).await;
         if !may_pull && !matches!(shown, Ok(Some(_))) {
             self.0.index_afterwards(request, login);
@@ -35,7 +45,7 @@ impl Images {
         login: Option<&Login>,
         layer: &Digest,
         may_pull: bool,
-    ) -> Result<Option<u32>, DaemonError> {
+    ) -> Result<Option<CoveredLayers>, DaemonError> {
         if self.0.admission.registry.indexes == IndexTrust::Nothing {
             return Ok(None);
         }
@@ -89,10 +99,14 @@ impl Images {
         if !self.0.ordinaries.keep(&image) {
             return Ok(None);
         }
-        if at + 1 == chain.len() {
+        let is_whole = at + 1 == chain.len();
+        if is_whole {
             self.0.ordinaries.publish_once(&image, vouched.is_beside, &repository, login);
         }
-        Ok(u32::try_from(at + 1).ok())
+        let count = u32::try_from(at + 1).ok();
+        let is_lazy_image =
+            is_whole && image.layers().any(|(layer, id)| vouched.of(&layer.digest, id).is_some());
+        Ok(count.map(|count| CoveredLayers { count, is_lazy_image }))
     }
 
     /// Removes everything of an ordinary image that nothing else uses.

@@ -24,7 +24,7 @@ mod begin;
 pub(super) mod check;
 mod content_store;
 mod known;
-mod layers;
+pub(super) mod layers;
 mod lower_layers;
 mod publish;
 mod pull;

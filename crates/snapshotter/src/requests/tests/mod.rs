@@ -78,14 +78,15 @@ impl Images for FakeImages {
         image: &Image,
         layer: &str,
         namespace: &str,
-    ) -> std::result::Result<Option<u32>, Box<dyn Error + Send + Sync>> {
+    ) -> std::result::Result<Option<CoveredLayers>, Box<dyn Error + Send + Sync>> {
         assert_eq!(namespace, "k8s.io");
         if image.reference.contains("unreachable") {
             return Err("no route to it".into());
         }
         let is_shown = image.reference.starts_with("indexed");
         let layers = ["sha256:lower", "sha256:upper"].into_iter().zip(1..);
-        Ok(layers.filter(|_| is_shown).find(|(name, _)| *name == layer).map(|(_, count)| count))
+        let found = layers.filter(|_| is_shown).find(|(name, _)| *name == layer);
+        Ok(found.map(|(_, count)| CoveredLayers { count, is_lazy_image: false }))
     }
 
     async fn mount(

@@ -6,7 +6,7 @@
 //! containerd ── name, secret ──▶ Mirror ── the client's login, if any ──▶ registry, mirrors, peers
 //!                                  │
 //!  request_path ─ authorization ─ sessions ─┬─ manifests ── shared_answers   for some seconds
-//!                                           │     └─ remembered   while the registry is away
+//!                                           │     └─ outage_answers   while the registry is away
 //!                                           └─ blobs ─ stream   in parts, hashed as they pass
 //! ```
 //!
@@ -38,9 +38,9 @@ pub mod fuzz;
 mod identity;
 mod manifests;
 mod names;
+mod outage_answers;
 mod pulls;
 mod range;
-mod remembered;
 mod reply;
 mod request_path;
 mod seal;
@@ -58,8 +58,8 @@ use authorization::{Challenge, Shown, TokenRequest, challenges};
 use counters::Counters;
 use fetch_permits::FetchPermits;
 use manifests::{Answer, Question};
+use outage_answers::OutageAnswers;
 use pulls::Pulls;
-use remembered::Remembered;
 use reply::{Problem, Reply};
 use request_path::{NoTarget, Target};
 use seal::Seal;
@@ -106,7 +106,7 @@ pub struct Mirror {
     permits: FetchPermits,
     memory: Memory,
     lazy: LazyNames,
-    remembered: Remembered,
+    outage_answers: OutageAnswers,
     pulls: Pulls,
     counters: Counters,
     node: Arc<dyn Node>,
@@ -136,7 +136,7 @@ impl Mirror {
             permits: FetchPermits::default(),
             memory: Memory::default(),
             lazy,
-            remembered: Remembered::new(directory.join("answers"), stale),
+            outage_answers: OutageAnswers::new(directory.join("answers"), stale),
             pulls: Pulls::default(),
             counters: Counters::default(),
             node,

@@ -66,16 +66,16 @@ impl Mirror {
             Ok(document) => return Ok(document),
             Err(problem) => problem,
         };
-        let answer_file = self.remembered.answer_file(session, reference, &self.seal);
+        let answer_file = self.outage_answers.answer_file(session, reference, &self.seal);
         let (mirror, is_stranger) = (self.clone(), session.login.is_none());
         let answer = tokio::task::spawn_blocking(move || match problem {
             Problem::Denied(_) => {
-                if let Err(error) = mirror.remembered.forget(&answer_file) {
+                if let Err(error) = mirror.outage_answers.forget(&answer_file) {
                     tracing::warn!(%error, "cannot remove the answers of a client that was refused");
                 }
                 Err(problem)
             }
-            Problem::Away(why) => match mirror.remembered.find(&answer_file) {
+            Problem::Away(why) => match mirror.outage_answers.find(&answer_file) {
                 Some(document) => {
                     tracing::info!(why, "the registry is away: sent its earlier answer");
                     mirror.counters.stale();
@@ -83,7 +83,7 @@ impl Mirror {
                 }
                 // Some client's login was accepted for this repository, so challenge this client:
                 // it may have one.
-                None if is_stranger && mirror.remembered.is_known(&answer_file) => {
+                None if is_stranger && mirror.outage_answers.is_known(&answer_file) => {
                     Err(Problem::Denied(why))
                 }
                 None => Err(Problem::Away(why)),
@@ -280,10 +280,10 @@ fn remember(
     reference: &Reference,
     document: &Document,
 ) {
-    let answer_file = mirror.remembered.answer_file(session, reference, &mirror.seal);
+    let answer_file = mirror.outage_answers.answer_file(session, reference, &mirror.seal);
     let (mirror, document) = (mirror.clone(), document.clone());
     tokio::task::spawn_blocking(move || {
-        if let Err(error) = mirror.remembered.store(&answer_file, &document) {
+        if let Err(error) = mirror.outage_answers.store(&answer_file, &document) {
             tracing::warn!(%error, "an answer is not kept for when the registry is away");
         }
     });

@@ -23,7 +23,7 @@ mod error;
 mod fetch;
 mod fetched;
 mod files;
-pub(crate) mod lower_layers;
+pub(crate) mod from_indexes;
 mod point_files;
 pub(crate) mod removed;
 mod seekable;

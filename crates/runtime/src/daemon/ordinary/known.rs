@@ -15,7 +15,7 @@ use lazuli_registry::{
     Document, ImageName, IndexTrust, Login, Manifest, Options, Parsed, Pull, Repository, config,
 };
 use lazuli_sys::path_error::At as _;
-use tokio::io::AsyncReadExt as _;
+use tokio::{io::AsyncReadExt as _, sync::OnceCell};
 
 use super::{
     state::{Ordinaries, Ordinary},
@@ -48,14 +48,24 @@ impl Ordinaries {
         }
         let kept = self.store.image(&manifest.digest).map(|kept| kept.config);
         let kept = kept.filter(|kept| manifest.parsed.config.digest.matches(kept.as_bytes()));
-        let config = match kept {
-            Some(config) => Bytes::from(config),
-            None => {
-                let repository = lazuli_registry::open(name, options)?;
-                config(&*repository, &manifest).await?
+        if let Some(config) = kept {
+            return Ok(self.remember(Ordinary::new(asked, manifest, Bytes::from(config))));
+        }
+        let repository = lazuli_registry::open(name, options)?;
+        // At the same time: the search needs the manifest alone.
+        let search = async {
+            let is_wanted = self.registry.indexes != IndexTrust::Proven
+                && self.store.stated(&manifest.digest).is_none();
+            match is_wanted {
+                true => Some(self.find_signed(&asked, &manifest, &*repository, options).await),
+                false => None,
             }
         };
-        Ok(self.remember(Ordinary::new(asked, manifest, config)))
+        let (config, signed) = tokio::join!(config(&*repository, &manifest), search);
+        let config = config?;
+        let mut image = Ordinary::new(asked, manifest, config);
+        image.signed = OnceCell::new_with(signed);
+        Ok(self.remember(image))
     }
 
     /// Returns whether a key is trusted to state the content of the image's layers.
@@ -114,20 +124,27 @@ impl Ordinaries {
         if let Some(known) = self.stated(image)? {
             return Ok(Some(known));
         }
-        let look = async {
-            let search =
-                self.gate.signed_index(&image.asked, &image.manifest, &**repository, options);
-            let found = tokio::time::timeout(LOOK_WITHIN, search).await.ok()?.ok()??;
-            let stated = Stated::of(&found.manifest, &found.bundles)?;
-            let kept = self.store.note_stated(&image.manifest.digest, &stated);
-            if let Err(error) = kept {
-                tracing::warn!(%error, "a statement is looked for again");
-            }
-            Some(found)
-        };
-        let found = image.signed.get_or_init(|| look).await.clone();
+        let search = self.find_signed(&image.asked, &image.manifest, &**repository, options);
+        let found = image.signed.get_or_init(|| search).await.clone();
         // The policy may be another by now.
         Ok(found.filter(|found| self.still_counts(image, found)))
+    }
+
+    /// Searches the repository for an index of the image that a trusted key has stated.
+    async fn find_signed(
+        &self,
+        asked: &ImageName,
+        manifest: &Manifest,
+        repository: &dyn Repository,
+        options: &Options,
+    ) -> Option<SignedIndex> {
+        let search = self.gate.signed_index(asked, manifest, repository, options);
+        let found = tokio::time::timeout(LOOK_WITHIN, search).await.ok()?.ok()??;
+        let stated = Stated::of(&found.manifest, &found.bundles)?;
+        if let Err(error) = self.store.note_stated(&manifest.digest, &stated) {
+            tracing::warn!(%error, "a statement is looked for again");
+        }
+        Some(found)
     }
 
     fn still_counts(&self, image: &Ordinary, found: &SignedIndex) -> bool {

@@ -11,7 +11,7 @@ use crate::{
     daemon::{DaemonError, admission::pins::Pin, api::MountRequest, node::Node},
     image::{
         ImageError, StoredImage,
-        lower_layers::{Prefix, PrefixError},
+        from_indexes::{Prefix, PrefixError},
     },
 };
 

@@ -14,7 +14,7 @@ use lazuli_policy::{
 use lazuli_registry::{BlobContent, Document, ImageName, PushBy, Repository};
 
 use super::state::{Ordinaries, Ordinary};
-use crate::{daemon::admission::logins::Lent, image::lower_layers::describe};
+use crate::{daemon::admission::logins::Lent, image::from_indexes::describe};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 

@@ -27,7 +27,7 @@ use super::{
     store::IndexStore,
     whole_layer::{self, LayerError},
 };
-use crate::{cache::Cache, image::lower_layers::blob_of};
+use crate::{cache::Cache, image::from_indexes::blob_of};
 
 /// Stored bytes of one request.
 const PART: u64 = 2 << 20;

@@ -10,7 +10,7 @@ use lazuli_image::{Algorithm, Digest, Hasher, oci::Descriptor};
 use lazuli_registry::RegistryError;
 
 use super::store::{IndexStore, LayerRecord};
-use crate::{cache::CacheError, image::lower_layers::PrefixError};
+use crate::{cache::CacheError, image::from_indexes::PrefixError};
 
 /// Why a layer was not read, or was rejected.
 #[derive(Debug, thiserror::Error)]

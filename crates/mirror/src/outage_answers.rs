@@ -35,7 +35,7 @@ const LAG: Duration = Duration::from_secs(600);
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Remembered {
+pub(crate) struct OutageAnswers {
     directory: PathBuf,
     lifetime: Duration,
     stored: AtomicU64,
@@ -55,10 +55,10 @@ struct Head {
     digest: Digest,
 }
 
-impl Remembered {
+impl OutageAnswers {
     /// Answers in `directory` are good for `lifetime` after the registry's last word.
     pub(crate) fn new(directory: PathBuf, lifetime: Duration) -> Self {
-        Remembered { directory, lifetime, stored: AtomicU64::new(0) }
+        OutageAnswers { directory, lifetime, stored: AtomicU64::new(0) }
     }
 
     /// Returns the file of the answer to `session` for `reference`.
@@ -203,7 +203,7 @@ mod tests {
 
     struct Scene {
         _directory: tempfile::TempDir,
-        remembered: Remembered,
+        answers: OutageAnswers,
         sessions: Sessions,
         seal: Seal,
     }
@@ -211,17 +211,17 @@ mod tests {
     impl Scene {
         fn new(lifetime: Duration) -> Self {
             let directory = tempfile::tempdir().unwrap();
-            let remembered = Remembered::new(directory.path().join("answers"), lifetime);
+            let answers = OutageAnswers::new(directory.path().join("answers"), lifetime);
             let (sessions, seal) =
                 (Sessions::new(Options::default()), Seal::new(&[1; SECRET]).unwrap());
-            Scene { _directory: directory, remembered, sessions, seal }
+            Scene { _directory: directory, answers, sessions, seal }
         }
 
         fn answer_file(&self, image: &str, user: &str) -> AnswerFile {
             let (reference, login) = (image.parse().unwrap(), Login::new(user, "secret"));
             let login = (!user.is_empty()).then_some(login);
             let session = self.sessions.get(&reference, login, &self.seal).unwrap();
-            self.remembered.answer_file(&session, &reference, &self.seal)
+            self.answers.answer_file(&session, &reference, &self.seal)
         }
     }
 
@@ -235,8 +235,8 @@ mod tests {
     async fn an_answer_is_for_the_client_that_had_it() {
         let scene = Scene::new(DAY);
         let ann = scene.answer_file("r.example/a:1", "ann");
-        scene.remembered.store(&ann, &document("{}")).unwrap();
-        let found = scene.remembered.find(&ann).unwrap();
+        scene.answers.store(&ann, &document("{}")).unwrap();
+        let found = scene.answers.find(&ann).unwrap();
         assert_eq!((&found.raw[..], found.digest), (&b"{}"[..], document("{}").digest));
         for (image, user) in [
             ("r.example/a:1", "bob"),
@@ -245,11 +245,11 @@ mod tests {
             ("r.example/b:1", "ann"),
         ] {
             assert!(
-                scene.remembered.find(&scene.answer_file(image, user)).is_none(),
+                scene.answers.find(&scene.answer_file(image, user)).is_none(),
                 "{image} {user}"
             );
         }
-        let knows = |image: &str| scene.remembered.is_known(&scene.answer_file(image, ""));
+        let knows = |image: &str| scene.answers.is_known(&scene.answer_file(image, ""));
         assert_eq!((knows("r.example/a:1"), knows("r.example/b:1")), (true, false));
     }
 
@@ -258,49 +258,49 @@ mod tests {
         let scene = Scene::new(DAY);
         let [ann, bob] = ["ann", "bob"].map(|user| scene.answer_file("r.example/a:1", user));
         for answer_file in [&ann, &bob] {
-            scene.remembered.store(answer_file, &document("{}")).unwrap();
+            scene.answers.store(answer_file, &document("{}")).unwrap();
         }
-        scene.remembered.forget(&ann).unwrap();
-        scene.remembered.forget(&ann).unwrap();
-        assert!(scene.remembered.find(&ann).is_none());
-        assert!(scene.remembered.find(&bob).is_some());
+        scene.answers.forget(&ann).unwrap();
+        scene.answers.forget(&ann).unwrap();
+        assert!(scene.answers.find(&ann).is_none());
+        assert!(scene.answers.find(&bob).is_some());
     }
 
     #[tokio::test]
     async fn answers_end_with_their_lifetime() {
         let scene = Scene::new(DAY);
         let answer_file = scene.answer_file("r.example/a:1", "ann");
-        scene.remembered.store(&answer_file, &document("{}")).unwrap();
+        scene.answers.store(&answer_file, &document("{}")).unwrap();
         let file = File::options().append(true).open(&answer_file.file).unwrap();
         file.set_modified(SystemTime::now() - DAY).unwrap();
-        assert!(scene.remembered.find(&answer_file).is_none());
+        assert!(scene.answers.find(&answer_file).is_none());
         // The registry answers the same again.
-        scene.remembered.store(&answer_file, &document("{}")).unwrap();
-        assert!(scene.remembered.find(&answer_file).is_some());
+        scene.answers.store(&answer_file, &document("{}")).unwrap();
+        assert!(scene.answers.find(&answer_file).is_some());
         let none = Scene::new(Duration::ZERO);
         let answer_file = none.answer_file("r.example/a:1", "ann");
-        none.remembered.store(&answer_file, &document("{}")).unwrap();
-        assert!(none.remembered.find(&answer_file).is_none() && !answer_file.file.exists());
+        none.answers.store(&answer_file, &document("{}")).unwrap();
+        assert!(none.answers.find(&answer_file).is_none() && !answer_file.file.exists());
     }
 
     #[tokio::test]
     async fn damaged_files_and_old_ones_are_no_answers() {
         let scene = Scene::new(DAY);
         let answer_file = scene.answer_file("r.example/a:1", "ann");
-        scene.remembered.store(&answer_file, &document("{}")).unwrap();
+        scene.answers.store(&answer_file, &document("{}")).unwrap();
         let content = fs::read(&answer_file.file).unwrap();
         for damaged in [&content[..content.len() - 1], b"", b"\n{}", b"{}\n{}"] {
             fs::write(&answer_file.file, damaged).unwrap();
-            assert!(scene.remembered.find(&answer_file).is_none(), "{damaged:?}");
+            assert!(scene.answers.find(&answer_file).is_none(), "{damaged:?}");
         }
-        scene.remembered.store(&answer_file, &document("{}")).unwrap();
+        scene.answers.store(&answer_file, &document("{}")).unwrap();
         File::options()
             .append(true)
             .open(&answer_file.file)
             .unwrap()
             .set_modified(SystemTime::now() - 2 * DAY)
             .unwrap();
-        scene.remembered.shrink().unwrap();
+        scene.answers.shrink().unwrap();
         assert!(!answer_file.repository.exists());
     }
 }

@@ -189,8 +189,8 @@ impl Sigstore {
         (sign(&parameters), key)
     }
 
-    /// The certificate log's promise about a certificate without such promises, see RFC 6962: a list
-    /// of one signed certificate timestamp.
+    /// The certificate log's promise about a certificate without such promises, see RFC 6962: a
+    /// list of one signed certificate timestamp.
     fn promise(&self, certificate: &[u8]) -> Vec<u8> {
         let time = (SIGNED_AT * 1000).to_be_bytes();
         let issuer = sha256(self.authority.key().subject_public_key_info());

@@ -42,6 +42,7 @@ mod drivers;
 mod error;
 mod filesystems;
 mod images;
+mod lifecycle;
 mod mounts;
 mod node;
 mod ordinary;

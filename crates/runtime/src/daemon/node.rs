@@ -16,11 +16,11 @@ use super::{
     background::{prefetch_jobs::PrefetchJobs, remember::Remembering},
     drivers::{Drivers, Fanotify},
     filesystems::erofs::{self, Filesystems},
+    lifecycle::Lifecycle,
     mounts::table::MountTable,
     ordinary::state::Ordinaries,
     record::Records,
     served::{image::ServedImage, images::ServedImages, route::ImageRoute},
-    shutdown::Lifecycle,
     status::parts::StatusParts,
 };
 use crate::{

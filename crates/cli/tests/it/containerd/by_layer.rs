@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{
     chain_ids::{WHO, busybox, push, who},
     programs::{Containerd, on_both},
-    unmodified::{Scene, layers, referrers},
+    unmodified::{ON_DEMAND, Scene, layers, referrers},
 };
 use crate::policy::signer::{Signer, digest_of};
 
@@ -23,7 +23,8 @@ on_both!(
 
 fn scene(containerd: Containerd) -> Option<Scene> {
     let registry = FakeRegistry::start().unwrap();
-    let settings = format!("first = \"leave\"\nrepository = \"{}/indexes\"", registry.host());
+    let repository = format!("repository = \"{}/indexes\"", registry.host());
+    let settings = format!("first = \"leave\"\n{repository}{ON_DEMAND}");
     Scene::with(containerd, &settings, registry)
 }
 

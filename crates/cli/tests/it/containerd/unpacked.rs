@@ -9,7 +9,7 @@ use super::{
     chain_ids::{WHO, push, who},
     programs::{Containerd, on_both},
     rig::wait,
-    unmodified::{Scene, index_of, layers, referrers},
+    unmodified::{ON_DEMAND, Scene, index_of, layers, referrers},
 };
 use crate::policy::signer::digest_of;
 
@@ -50,7 +50,8 @@ fn the_first_node_unpacks_and_the_second_starts_lazily(containerd: Containerd) {
     assert_eq!(layers.each_ref().map(|layer| first.fetched(layer)), [0; 3]);
     assert_eq!(first.run(&image, &WHO), "me\n");
     assert_eq!(first.rig.mounts().len(), 1);
-    let Some(second) = first.succeeded_by(containerd, "first = \"leave\"") else { return };
+    let settings = format!("first = \"leave\"{ON_DEMAND}");
+    let Some(second) = first.succeeded_by(containerd, &settings) else { return };
     second.registry.reset_stats();
     second.rig.pull(&image).unwrap();
     assert_eq!(layers.each_ref().map(|layer| second.fetched(layer)), [0; 3]);

@@ -27,7 +27,7 @@ fn waiting(scene: &Scene) -> usize {
 }
 
 fn the_first_node_unpacks_and_the_second_starts_lazily(containerd: Containerd) {
-    let publish = format!("{AFTERWARDS}\npublish = true\nkey = \"KEY\"");
+    let publish = format!("{AFTERWARDS}\npublish = true\nkey = \"KEY\"{ON_DEMAND}");
     let Some(first) = Scene::new(containerd, &publish) else { return };
     let layers = layers();
     let image = push(&first.registry, "app", &layers);

@@ -8,6 +8,6 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|data: &[u8]| {
     if let Ok(lesson) = Lesson::decode(data) {
         let again = Lesson::decode(&lesson.encode()).expect("what was written can be read");
-        assert_eq!(again.parts(), &lesson.parts()[..again.parts().len()]);
+        assert_eq!(again.chunks(), &lesson.chunks()[..again.chunks().len()]);
     }
 });

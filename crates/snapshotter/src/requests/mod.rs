@@ -122,8 +122,8 @@ impl Snapshotter {
     }
 
     /// Makes the committed snapshot `target` for a layer of an ordinary image, if the layer can be
-    /// shown as it is. It is mounted when a snapshot is based on it. `None` if containerd has to
-    /// unpack the layer, which is always possible.
+    /// shown as it is. It is mounted when a snapshot is based on it, or ahead of that. `None` if
+    /// containerd has to unpack the layer, which is always possible.
     async fn note_plain(
         &self,
         wanted: &Wanted,

@@ -14,8 +14,8 @@ use crate::sync::lock;
 /// How long the registry's permission counts: long enough for the layers of one pull.
 const LIFE: Duration = Duration::from_secs(30);
 
-/// Maximum number of questions to a registry at a time.
-const AT_A_TIME: usize = 8;
+/// Maximum number of an image's layers that a registry is asked about at a time.
+pub(super) const AT_A_TIME: usize = 8;
 
 /// Recent permissions by the registry for the layers of one image.
 #[derive(Debug, Default)]

@@ -18,6 +18,7 @@ use lazuli_sys::path_error::At as _;
 use tokio::{io::AsyncReadExt as _, sync::OnceCell};
 
 use super::{
+    access::AT_A_TIME,
     state::{Ordinaries, Ordinary},
     store::{ImageRecord, LayerRecord, Stated},
     vouched::{Vouched, VouchedLayer},
@@ -26,9 +27,6 @@ use crate::daemon::{DaemonError, api::MountRequest};
 
 /// Maximum size of the index of one layer, in bytes.
 const INDEX_LIMIT: u64 = 256 << 20;
-
-/// Maximum number of indexes that are fetched at a time.
-const AT_A_TIME: usize = 8;
 
 /// How long it is waited for signatures and indexes before layers are pulled.
 const LOOK_WITHIN: Duration = Duration::from_secs(30);

@@ -18,6 +18,7 @@ use lazuli_registry::{
 };
 
 use super::{
+    access::AT_A_TIME,
     state::{Ordinaries, Ordinary},
     store::Stated,
 };
@@ -25,9 +26,6 @@ use crate::{daemon::DaemonError, sync::lock};
 
 /// Deadline for the search for a layer's index.
 const LOOK_WITHIN: Duration = Duration::from_secs(10);
-
-/// Number of an image's layers that are looked up at a time.
-const LOOKS: usize = 8;
 
 /// Time before a layer without a statement is looked up again.
 const UNKNOWN: Duration = Duration::from_secs(600);
@@ -99,7 +97,7 @@ impl Ordinaries {
             let layer = LayerDigests { layer: layer.digest, diff_id: *diff_id };
             self.vouched_layer(image, indexes, layer)
         });
-        let looks = stream::iter(looks.collect::<Vec<_>>()).buffered(LOOKS);
+        let looks = stream::iter(looks.collect::<Vec<_>>()).buffered(AT_A_TIME);
         let layers = looks.collect::<Vec<_>>().await.into_iter().flatten().collect();
         Ok(Vouched { layers, is_beside: false })
     }

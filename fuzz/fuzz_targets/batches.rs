@@ -7,7 +7,7 @@
 
 use lazuli_image::{
     BlobIndex,
-    rafs::{Bootstrap, check_ci_table, place},
+    rafs::{Bootstrap, check_ci_table, place_chunks},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -16,7 +16,7 @@ fuzz_target!(|data: &[u8]| {
     let Some((bootstrap, table)) = rest.split_at_checked(u32::from_le_bytes(*size) as usize) else {
         return;
     };
-    let Ok(placed) = place(bootstrap, &[(BlobIndex(0), table.to_vec())]) else { return };
+    let Ok(placed) = place_chunks(bootstrap, &[(BlobIndex(0), table.to_vec())]) else { return };
     let mut bootstrap = bootstrap.to_vec();
     bootstrap[placed.at as usize..][..placed.table.len()].copy_from_slice(&placed.table);
     let Ok(mut bootstrap) = Bootstrap::open(bootstrap) else { return };

@@ -10,7 +10,7 @@ use lazuli_builder::index::{IndexLayer, index};
 use lazuli_image::{
     Algorithm,
     codec::Decoder,
-    rafs::{Bootstrap, ci_table_of, place},
+    rafs::{Bootstrap, ci_table_of, place_chunks},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -30,7 +30,8 @@ fuzz_target!(|data: &[u8]| {
         let stored = &layer.bytes[..tail.meta_end() as usize];
         (*blob, ci_table_of(stored, &tail).expect("it was written so"))
     });
-    let placed = place(&index.bootstrap, &tables.collect::<Vec<_>>()).expect("it was written so");
+    let placed =
+        place_chunks(&index.bootstrap, &tables.collect::<Vec<_>>()).expect("it was written so");
     let mut bootstrap = index.bootstrap.clone();
     bootstrap[placed.at as usize..][..placed.table.len()].copy_from_slice(&placed.table);
     let mut bootstrap = Bootstrap::open(bootstrap).expect("it was written so");

@@ -4,7 +4,7 @@
 use lazuli_image::{Algorithm, BlobIndex, ChunkRef, rafs::Bootstrap};
 
 use crate::{
-    Dictionary, KnownBlob, Layer, LayerRecord, LayerSource, Options,
+    Dictionary, KnownBlob, Layer, LayerContents, LayerSource, Options,
     entry::EntryKind,
     error::BuildError,
     source::image::{self, TreeOf},
@@ -43,7 +43,7 @@ impl Base {
 }
 
 /// All files of an image, and their chunks.
-fn record<B: AsRef<[u8]>>(name: &str, image: &Bootstrap<B>) -> Result<LayerRecord, BuildError> {
+fn record<B: AsRef<[u8]>>(name: &str, image: &Bootstrap<B>) -> Result<LayerContents, BuildError> {
     let entries = image::entries(&image.tree()?, TreeOf::Image, |blob| blob);
     let mut entries =
         entries.map_err(|problem| BuildError::Layer { layer: name.to_owned(), problem })?;
@@ -58,5 +58,5 @@ fn record<B: AsRef<[u8]>>(name: &str, image: &Bootstrap<B>) -> Result<LayerRecor
             chunks.push((found.digest.hash, found.decoded_size));
         }
     }
-    Ok(LayerRecord::new(image.chunk_size(), entries, chunks))
+    Ok(LayerContents::new(image.chunk_size(), entries, chunks))
 }

@@ -14,13 +14,13 @@ use crate::{
     dedup::Chunks,
     entry::EntryKind,
     error::BuildError,
+    layer_file::{Finished, LayerFile},
     options::{MAX_BLOBS, Options, check_chunk_size},
     overlay::Overlay,
     pack::Packing,
-    pipeline::{Ingested, Plan, Store, ingest},
+    pipeline::{IngestSettings, Ingested, Store, ingest},
     report::{Progress, Report},
     scratch::Scratch,
-    spool::{Finished, Spool},
 };
 
 /// A finished image. Its files go when it is dropped.
@@ -59,13 +59,13 @@ pub fn build_with(
     let is_read = |layer: &Layer| !matches!(layer.source, LayerSource::Known(_));
     let read: Vec<bool> = layers.iter().map(is_read).collect();
     let stored = store(&mut dictionary, layers, options, progress)?;
-    let StoredLayers { scratch, spools, ingested: Ingested { layers, chunks } } = stored;
+    let StoredLayers { scratch, layer_files, ingested: Ingested { layers, chunks } } = stored;
     for (layer, (_, entries)) in layers.iter().enumerate().filter(|(layer, _)| read[*layer]) {
         keep(ReadLayer { chunk_size: options.chunk_size, layer, entries, chunks: &chunks });
     }
     let mut report = figures(&layers, &chunks);
     let (mut tree, dropped_xattrs) = stack(layers)?;
-    let packing = Packing::new(chunks, spools, dictionary, &mut tree);
+    let packing = Packing::new(chunks, layer_files, dictionary, &mut tree);
     let blobs = packing.write(&scratch, options)?;
     let records: Vec<BlobRecord> = blobs.iter().map(|blob| blob.record.clone()).collect();
     let layout = BootstrapOptions { chunk_size: options.chunk_size, digest: Algorithm::Blake3 };
@@ -83,11 +83,11 @@ pub fn build_with(
     Ok(Built { bootstrap, blobs, report })
 }
 
-/// Layers that were read, with their new content in spools.
+/// Layers that were read, with their new content in layer files.
 pub(crate) struct StoredLayers {
     pub(crate) scratch: Scratch,
-    /// One spool per layer.
-    pub(crate) spools: Vec<Finished>,
+    /// One per layer.
+    pub(crate) layer_files: Vec<Finished>,
     pub(crate) ingested: Ingested,
 }
 
@@ -104,19 +104,19 @@ pub(crate) fn store(
     check_blobs("layers", count)?;
     dictionary.fit(options, MAX_BLOBS - count);
     let scratch = Scratch::new(&options.scratch)?;
-    let spools: Vec<_> =
-        (0..count).map(|index| Spool::new(&scratch, &format!("layer{index}"))).collect();
+    let layer_files: Vec<_> =
+        (0..count).map(|index| LayerFile::new(&scratch, &format!("layer{index}"))).collect();
     let Options { codec, level, batch_size, .. } = *options;
-    let store = Store { codec, level, batch_size, spools: &spools };
-    let plan = Plan {
+    let store = Store { codec, level, batch_size, layer_files: &layer_files };
+    let settings = IngestSettings {
         chunk_size: options.chunk_size,
         algorithm: Algorithm::Blake3,
         threads: options.threads,
         store: Some(store),
     };
-    let ingested = ingest(layers, &plan, dictionary, progress)?;
-    let spools = spools.into_iter().filter_map(Spool::finish).collect();
-    Ok(StoredLayers { scratch, spools, ingested })
+    let ingested = ingest(layers, &settings, dictionary, progress)?;
+    let layer_files = layer_files.into_iter().filter_map(LayerFile::finish).collect();
+    Ok(StoredLayers { scratch, layer_files, ingested })
 }
 
 /// The result of [`merge`].
@@ -151,9 +151,9 @@ pub fn merge(
 ) -> Result<Merged, BuildError> {
     check_chunk_size(chunk_size)?;
     check_blobs("layers", layers.len())?;
-    let plan = Plan { chunk_size, algorithm, threads: threads.max(1), store: None };
+    let settings = IngestSettings { chunk_size, algorithm, threads: threads.max(1), store: None };
     let none = Dictionary::default();
-    let Ingested { layers, chunks } = ingest(layers, &plan, &none, progress)?;
+    let Ingested { layers, chunks } = ingest(layers, &settings, &none, progress)?;
     let (tree, _) = stack(layers)?;
     Ok(Merged { tree, chunks })
 }

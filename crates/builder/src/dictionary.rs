@@ -9,8 +9,8 @@ use lazuli_image::{
 
 use crate::{
     built_blob::BuiltBlob,
+    layer_contents::LayerContents,
     options::{MAX_BLOBS, Options},
-    record::LayerRecord,
     scratch::Scratch,
 };
 
@@ -104,13 +104,13 @@ impl Dictionary {
     /// Removes blobs that an image with these `options` and this number of `layers` cannot have.
     /// Removes blobs that are too small to be worth a request, unless a recorded layer needs them;
     /// `layers` has the records. Returns which layers have all of their chunks here.
-    pub fn trim(&mut self, layers: &[Option<LayerRecord>], options: &Options) -> Vec<bool> {
+    pub fn trim(&mut self, layers: &[Option<LayerContents>], options: &Options) -> Vec<bool> {
         self.fit(options, MAX_BLOBS.saturating_sub(layers.len()));
         // Without the option, readers may not support batches.
         let is_batched = |blob: &Blob| blob.chunks.iter().any(|chunk| chunk.part.is_some());
         self.blobs.retain(|known| options.batch_size != 0 || !is_batched(&known.record.blob));
         let all: HashSet<[u8; 32]> = chunks(&self.blobs).collect();
-        let is_here = |layer: &Option<LayerRecord>| {
+        let is_here = |layer: &Option<LayerContents>| {
             layer.as_ref().is_some_and(|layer| {
                 layer.chunk_size() == self.chunk_size
                     && layer.digests().all(|digest| all.contains(digest))
@@ -119,7 +119,7 @@ impl Dictionary {
         let here: Vec<bool> = layers.iter().map(is_here).collect();
         let known = layers.iter().zip(&here).filter(|(_, here)| **here);
         let known = known.filter_map(|(layer, _)| layer.as_ref());
-        let wanted: HashSet<[u8; 32]> = known.flat_map(LayerRecord::digests).copied().collect();
+        let wanted: HashSet<[u8; 32]> = known.flat_map(LayerContents::digests).copied().collect();
         let is_wanted = |blob: &Blob| blob.chunks.iter().any(|c| wanted.contains(&c.digest.hash));
         self.blobs.retain(|KnownBlob { record, .. }| {
             record.blob.stored_size >= Self::WORTHWHILE || is_wanted(&record.blob)

@@ -52,7 +52,7 @@ pub fn build_layer(
     options: &Options,
     progress: &dyn Progress,
 ) -> Result<LayerBlob, BuildError> {
-    let StoredLayers { scratch, spools, ingested } =
+    let StoredLayers { scratch, layer_files, ingested } =
         store(&mut dictionary, vec![layer], options, progress)?;
     let mut overlay = match whiteouts {
         Whiteouts::Applied => Overlay::new(),
@@ -71,7 +71,7 @@ pub fn build_layer(
         overlay.apply(&name, entries)?;
     }
     let mut tree = overlay.finish();
-    let packing = Packing::new(ingested.chunks, spools, dictionary, &mut tree);
+    let packing = Packing::new(ingested.chunks, layer_files, dictionary, &mut tree);
     let (blobs, own) = packing.of_one_layer(&scratch, options)?;
     let known = blobs.iter().map(|record| record.blob.id).collect();
     let layout = BootstrapOptions { chunk_size: options.chunk_size, digest: Algorithm::Blake3 };

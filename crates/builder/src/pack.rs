@@ -27,13 +27,13 @@ use crate::{
     dedup::{Chunks, Distinct, DistinctId, Owner},
     dictionary::{Dictionary, KnownBlob},
     error::BuildError,
+    layer_file::{Finished, StoredChunk},
     options::Options,
     scratch::Scratch,
-    spool::{Finished, Spooled},
     unit::{InUnit, UnitEncoder},
 };
 
-/// Bytes copied from a spool at a time, or one chunk if that is more.
+/// Bytes copied from a layer file at a time, or one chunk if that is more.
 const BUFFER: u64 = 1 << 20;
 
 /// A blob without its tail.
@@ -95,15 +95,15 @@ struct Packed {
     /// The chunks that belong in the blob, in order.
     chunks: Vec<DistinctId>,
     /// The chunks written so far: the same, and perhaps some that belong to lower layers.
-    spool: Finished,
+    layer_file: Finished,
 }
 
 impl Packing {
     /// Assigns chunks to blobs, and redirects the [`ChunkRef`]s of `tree` from layers to blobs.
-    /// Blobs that no file of the tree uses are left out. `spools` has one spool per layer.
+    /// Blobs that no file of the tree uses are left out. `layer_files` has one per layer.
     pub(crate) fn new(
         chunks: Chunks,
-        spools: Vec<Finished>,
+        layer_files: Vec<Finished>,
         dictionary: Dictionary,
         tree: &mut Tree,
     ) -> Self {
@@ -145,9 +145,9 @@ impl Packing {
         let layer_blobs: Vec<_> = (0..layers.len()).map(blob_of).collect();
         let known = known.into_iter().zip((0..).map(BlobIndex)).filter(|(_, blob)| is_used(*blob));
         let known: Vec<_> = known.map(|(known, _)| known).collect();
-        for ((chunks, spool), blob) in owned.into_iter().zip(spools).zip(layer_blobs) {
+        for ((chunks, layer_file), blob) in owned.into_iter().zip(layer_files).zip(layer_blobs) {
             if is_used(blob) {
-                blobs.push(Packed { chunks, spool });
+                blobs.push(Packed { chunks, layer_file });
             }
         }
         for_each_chunk(tree, |chunk| chunk.blob = index[usize::from(chunk.blob.0)]);
@@ -212,11 +212,11 @@ impl Packed {
         options: &Options,
     ) -> Result<Unsealed, BuildError> {
         let failed = |problem| scratch.failed(problem);
-        let spool = match self.spool {
-            spool if spool.chunks.len() == self.chunks.len() => spool,
-            spool => only(&self.chunks, spool, distinct, options).map_err(failed)?,
+        let layer_file = match self.layer_file {
+            layer_file if layer_file.chunks.len() == self.chunks.len() => layer_file,
+            layer_file => only(&self.chunks, layer_file, distinct, options).map_err(failed)?,
         };
-        let Finished { file, path, hasher, chunks } = spool;
+        let Finished { file, path, hasher, chunks } = layer_file;
         let chunks = layout(&chunks, distinct);
         let file = file.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
         Ok(Unsealed { file, path, hasher, chunks })
@@ -224,9 +224,9 @@ impl Packed {
 }
 
 /// Computes the place of each chunk of a blob: stored unit by unit, decoded from block to block.
-fn layout(spooled: &[Spooled], distinct: &[Distinct]) -> Vec<Chunk> {
+fn layout(written: &[StoredChunk], distinct: &[Distinct]) -> Vec<Chunk> {
     let (mut stored, mut stored_end, mut decoded) = (0, 0, 0);
-    let place = |(number, &(id, InUnit { stored_size, part })): (usize, &Spooled)| {
+    let place = |(number, &(id, InUnit { stored_size, part })): (usize, &StoredChunk)| {
         let Distinct { digest, decoded_size, .. } = distinct[id.0 as usize];
         if part.is_none_or(|part| part.offset == 0) {
             stored = stored_end;
@@ -244,18 +244,18 @@ fn layout(spooled: &[Spooled], distinct: &[Distinct]) -> Vec<Chunk> {
         decoded = round_up(chunk.decoded_end().0);
         chunk
     };
-    spooled.iter().enumerate().map(place).collect()
+    written.iter().enumerate().map(place).collect()
 }
 
-/// Copies the `wanted` chunks of a spool, which has them in this order, to a new one. A batch that
-/// loses chunks becomes a smaller batch.
+/// Copies the `wanted` chunks of a layer file, which has them in this order, to a new one. A batch
+/// that loses chunks becomes a smaller batch.
 fn only(
     wanted: &[DistinctId],
-    spool: Finished,
+    layer_file: Finished,
     distinct: &[Distinct],
     options: &Options,
 ) -> io::Result<Finished> {
-    let Finished { file: old, path, chunks: spooled, .. } = spool;
+    let Finished { file: old, path, chunks: written, .. } = layer_file;
     let old = old.ok_or(io::ErrorKind::NotFound)?;
     // The new file takes the name; the old one exists until it is closed.
     fs::remove_file(&path)?;
@@ -276,13 +276,13 @@ fn only(
     let mut wanted = wanted.iter().peekable();
     // A stretch of whole units that are wanted and not yet copied.
     let (mut start, mut end) = (0, 0);
-    for unit in layout(&spooled, distinct).chunk_by(Chunk::shares_unit) {
-        let members = unit.iter().map(|chunk| (chunk, spooled[chunk.number as usize]));
+    for unit in layout(&written, distinct).chunk_by(Chunk::shares_unit) {
+        let members = unit.iter().map(|chunk| (chunk, written[chunk.number as usize]));
         let here: Vec<_> =
             members.filter(|(_, (id, _))| wanted.next_if_eq(&id).is_some()).collect();
         let next = unit[0].stored_end().0;
         if here.len() == unit.len() {
-            chunks.extend(here.into_iter().map(|(_, spooled)| spooled));
+            chunks.extend(here.into_iter().map(|(_, written)| written));
             if next - start > BUFFER && end > start {
                 write(&read(start, end)?)?;
                 start = end;

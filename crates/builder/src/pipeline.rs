@@ -18,19 +18,19 @@ use std::{
 use lazuli_image::{Algorithm, BlobIndex, Codec};
 
 use crate::{
-    Dictionary, Layer, LayerRecord, LayerSource,
+    Dictionary, Layer, LayerContents, LayerSource,
     chunk::{Batch, Cutter, Stopped},
     dedup::{Chunks, SharedChunks},
     entry::{Entry, EntryKind},
     error::{BuildError, SourceError},
+    layer_file::{Grown, LayerFile},
     report::Progress,
     source::{self, ReadError, dir::Role},
-    spool::{Grown, Spool},
     unit::UnitEncoder,
 };
 
 /// How to process the content of layers.
-pub(crate) struct Plan<'a> {
+pub(crate) struct IngestSettings<'a> {
     pub(crate) chunk_size: u32,
     pub(crate) algorithm: Algorithm,
     pub(crate) threads: usize,
@@ -46,7 +46,7 @@ pub(crate) struct Store<'a> {
     /// Maximum number of bytes in a batch; 0 for no batches.
     pub(crate) batch_size: u32,
     /// One for each layer.
-    pub(crate) spools: &'a [Spool],
+    pub(crate) layer_files: &'a [LayerFile],
 }
 
 /// All layers, read.
@@ -59,15 +59,15 @@ pub(crate) struct Ingested {
 /// Reads all layers. If several are damaged, reports the lowest layer found damaged.
 pub(crate) fn ingest(
     layers: Vec<Layer>,
-    plan: &Plan<'_>,
+    settings: &IngestSettings<'_>,
     dictionary: &Dictionary,
     progress: &dyn Progress,
 ) -> Result<Ingested, BuildError> {
     let names: Vec<String> = layers.iter().map(|layer| layer.name.clone()).collect();
     let count = layers.len();
-    let (sender, receiver) = sync_channel(plan.threads);
+    let (sender, receiver) = sync_channel(settings.threads);
     let shared = Shared {
-        plan,
+        settings,
         progress,
         index: SharedChunks::new(count, dictionary),
         todo: Mutex::new(layers.into_iter().enumerate().collect()),
@@ -86,8 +86,8 @@ pub(crate) fn ingest(
             let receiver = Arc::clone(&receiver);
             scope.spawn(|| shared.work(receiver))
         };
-        let mut threads: Vec<_> = (0..plan.threads.min(count)).map(reader).collect();
-        threads.extend((0..plan.threads).map(worker));
+        let mut threads: Vec<_> = (0..settings.threads.min(count)).map(reader).collect();
+        threads.extend((0..settings.threads).map(worker));
         // Workers end when the last reader has dropped its sender, and readers when the last worker
         // has dropped its receiver.
         drop((sender, receiver));
@@ -106,7 +106,7 @@ pub(crate) fn ingest(
 }
 
 struct Shared<'a> {
-    plan: &'a Plan<'a>,
+    settings: &'a IngestSettings<'a>,
     progress: &'a dyn Progress,
     index: SharedChunks,
     todo: Mutex<VecDeque<(usize, Layer)>>,
@@ -129,7 +129,7 @@ impl Shared<'_> {
         while !self.stop.load(Ordering::Relaxed) {
             let Some((index, layer)) = lock(&self.todo).pop_front() else { break };
             let Layer { name, stored_size, source } = layer;
-            let mut cutter = Cutter::new(index as u8, self.plan.chunk_size, &hand_over);
+            let mut cutter = Cutter::new(index as u8, self.settings.chunk_size, &hand_over);
             let on_read = |bytes| self.progress.bytes_read(index, bytes);
             let entries = match source {
                 LayerSource::Tar(raw) => source::read_tar(raw, stored_size, &mut cutter, &on_read),
@@ -157,9 +157,9 @@ impl Shared<'_> {
     }
 
     /// Enters a known layer, which is not read again.
-    fn known(&self, layer: usize, record: LayerRecord) -> Result<Vec<Entry>, ReadError> {
+    fn known(&self, layer: usize, record: LayerContents) -> Result<Vec<Entry>, ReadError> {
         let fresh = self.index.enter(layer as u8, 0, &record.chunks(), &self.stop);
-        if self.plan.store.is_some() && !fresh.is_empty() {
+        if self.settings.store.is_some() && !fresh.is_empty() {
             return Err(SourceError::NotStored { chunks: fresh.len() }.into());
         }
         let mut entries = record.entries;
@@ -173,7 +173,7 @@ impl Shared<'_> {
 
     fn work(&self, receiver: Arc<Mutex<Receiver<Batch>>>) {
         let _guard = StopOnPanic(&self.stop);
-        let mut worker = match Worker::new(self.plan) {
+        let mut worker = match Worker::new(self.settings) {
             Ok(worker) => Some(worker),
             Err(error) => {
                 self.fail(0, error);
@@ -224,16 +224,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 struct Worker<'a> {
-    plan: &'a Plan<'a>,
+    settings: &'a IngestSettings<'a>,
     store: Option<(UnitEncoder, Store<'a>)>,
     stored: Vec<u8>,
 }
 
 impl<'a> Worker<'a> {
-    fn new(plan: &'a Plan<'a>) -> Result<Self, BuildError> {
+    fn new(settings: &'a IngestSettings<'a>) -> Result<Self, BuildError> {
         let encoder = |store: Store<'a>| Ok((UnitEncoder::new(store.codec, store.level)?, store));
-        let store = plan.store.map(encoder).transpose().map_err(BuildError::Compress)?;
-        Ok(Worker { plan, store, stored: Vec::new() })
+        let store = settings.store.map(encoder).transpose().map_err(BuildError::Compress)?;
+        Ok(Worker { settings, store, stored: Vec::new() })
     }
 
     fn process(
@@ -242,12 +242,12 @@ impl<'a> Worker<'a> {
         index: &SharedChunks,
         stop: &AtomicBool,
     ) -> Result<Option<Grown>, BuildError> {
-        let digest = |chunk: &[u8]| (self.plan.algorithm.digest(chunk), chunk.len() as u32);
+        let digest = |chunk: &[u8]| (self.settings.algorithm.digest(chunk), chunk.len() as u32);
         let digests: Vec<_> = batch.chunks().map(digest).collect();
         let fresh = index.enter(batch.layer, batch.first, &digests, stop);
         let Some((encoder, store)) = &mut self.store else { return Ok(None) };
         self.stored.clear();
-        let mut spooled = Vec::with_capacity(fresh.len());
+        let mut written = Vec::with_capacity(fresh.len());
         let mut fresh = &fresh[..];
         let mut chunks = Vec::new();
         for unit in batch.units(store.batch_size as usize) {
@@ -260,8 +260,8 @@ impl<'a> Worker<'a> {
             chunks.clear();
             chunks.extend(here.iter().map(|chunk| batch.chunk(chunk.position)));
             let places = encoder.encode(&chunks, &mut self.stored);
-            spooled.extend(here.iter().map(|chunk| chunk.id).zip(places));
+            written.extend(here.iter().map(|chunk| chunk.id).zip(places));
         }
-        store.spools[usize::from(batch.layer)].add(batch.number, &self.stored, spooled, stop)
+        store.layer_files[usize::from(batch.layer)].add(batch.number, &self.stored, written, stop)
     }
 }

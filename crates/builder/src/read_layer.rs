@@ -5,7 +5,7 @@ use std::io;
 use crate::{
     dedup::{Chunks, DistinctId},
     entry::Entry,
-    record::LayerRecord,
+    layer_contents::LayerContents,
 };
 
 /// A layer that was just read, see [`crate::build_with`].
@@ -23,7 +23,7 @@ impl ReadLayer<'_> {
         self.layer
     }
 
-    /// Its record as bytes, for [`LayerRecord::from_bytes`].
+    /// Its record as bytes, for [`LayerContents::from_bytes`].
     ///
     /// # Errors
     /// Only if there is no memory for a compressor.
@@ -33,6 +33,6 @@ impl ReadLayer<'_> {
             (chunk.digest.hash, chunk.decoded_size)
         };
         let chunks = self.chunks.layers[self.layer].iter().map(distinct).collect();
-        LayerRecord::write(self.chunk_size, self.entries, chunks)
+        LayerContents::write(self.chunk_size, self.entries, chunks)
     }
 }

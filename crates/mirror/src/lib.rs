@@ -36,10 +36,10 @@ mod files;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod identity;
+mod lazy_names;
 mod manifests;
-mod names;
 mod outage_answers;
-mod pulls;
+mod pull_logins;
 mod range;
 mod reply;
 mod request_path;
@@ -52,14 +52,14 @@ mod stream;
 pub use counters::Activity;
 pub use error::MirrorError;
 pub use identity::Identity;
-pub use names::LazyNames;
+pub use lazy_names::LazyNames;
 
 use authorization::{Challenge, Shown, TokenRequest, challenges};
 use counters::Counters;
 use fetch_permits::FetchPermits;
 use manifests::{Answer, Question};
 use outage_answers::OutageAnswers;
-use pulls::Pulls;
+use pull_logins::PullLogins;
 use reply::{Problem, Reply};
 use request_path::{NoTarget, Target};
 use seal::Seal;
@@ -107,7 +107,7 @@ pub struct Mirror {
     memory: Memory,
     lazy: LazyNames,
     outage_answers: OutageAnswers,
-    pulls: Pulls,
+    pulls: PullLogins,
     counters: Counters,
     node: Arc<dyn Node>,
 }
@@ -137,7 +137,7 @@ impl Mirror {
             memory: Memory::default(),
             lazy,
             outage_answers: OutageAnswers::new(directory.join("answers"), stale),
-            pulls: Pulls::default(),
+            pulls: PullLogins::default(),
             counters: Counters::default(),
             node,
         }))

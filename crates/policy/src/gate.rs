@@ -196,7 +196,7 @@ enum Known {
 /// its own.
 fn asks_a_program(policy: &Policy, asked: &Asked) -> bool {
     let (_, Rule::Require(requirement)) = policy.rule(asked) else { return false };
-    matches!(requirement.ground, Some(Ground::Program(_)))
+    matches!(requirement.ground, Some(Ground::ExternalVerifier(_)))
 }
 
 fn stamp(path: &Path) -> Option<Stamp> {

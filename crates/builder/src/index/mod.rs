@@ -10,11 +10,11 @@
 
 mod assemble;
 mod gunzip;
+mod index_while_reading;
 mod layer;
 mod memory;
 mod seekable;
 mod skeleton;
-mod take;
 mod unpacked;
 
 use std::{
@@ -35,10 +35,10 @@ use lazuli_image::{
 use self::layer::{BESIDE, ChunkContent, Indexed};
 pub use self::{
     assemble::{KnownLayer, assemble},
+    index_while_reading::{IndexAndDiffId, index_while_reading},
     layer::{ChunkSink, IndexLayer},
     seekable::{LayerToc, SeekableImage, assemble_seekable},
     skeleton::diff_id,
-    take::{TakenLayer, take},
 };
 use crate::{
     build::stack, built_blob::BuiltBlob, error::BuildError, options::Options, pack::for_each_chunk,

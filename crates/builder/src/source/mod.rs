@@ -9,7 +9,7 @@ pub mod tar;
 use std::{fmt, io::Read, path::PathBuf};
 
 use crate::{
-    LayerRecord,
+    LayerContents,
     chunk::{CutError, Cutter},
     entry::{Entry, EntryKind},
     error::SourceError,
@@ -38,7 +38,7 @@ pub enum LayerSource {
     /// marks for removed files.
     Upper(PathBuf),
     /// It was read before, and all of its content is in the dictionary.
-    Known(Box<LayerRecord>),
+    Known(Box<LayerContents>),
 }
 
 impl fmt::Debug for LayerSource {

@@ -21,7 +21,7 @@ use rustix::fs::{
     symlinkat, utimensat,
 };
 
-use super::{ChunkSource, Plan, UnpackError};
+use super::{ChunkSource, EntryOrder, UnpackError};
 
 /// Only the owner may enter a directory until it is complete.
 const PRIVATE: Mode = Mode::RWXU;
@@ -32,13 +32,13 @@ const PRIVATE: Mode = Mode::RWXU;
 /// # Errors
 /// Those of `content`; an entry cannot be made.
 pub fn directory<C: ChunkSource>(
-    plan: &Plan<'_>,
+    order: &EntryOrder<'_>,
     root: &Path,
     content: &mut C,
 ) -> Result<(), C::Error> {
-    let mut writer = Writer { plan, root: prepare(plan, root)?, parent: None };
-    for (at, place) in plan.places.iter().enumerate().skip(1) {
-        let inode = plan.inode(at);
+    let mut writer = Writer { order, root: prepare(order, root)?, parent: None };
+    for (at, place) in order.places.iter().enumerate().skip(1) {
+        let inode = order.inode(at);
         if place.first != at {
             writer.link(at, place.first)?;
             continue;
@@ -51,11 +51,11 @@ pub fn directory<C: ChunkSource>(
                     let chunk = content.next()?;
                     // Skipped zeros become a hole.
                     if chunk.iter().any(|byte| *byte != 0) {
-                        file.write_all_at(chunk, offset).map_err(|error| plan.error(at, error))?;
+                        file.write_all_at(chunk, offset).map_err(|error| order.error(at, error))?;
                     }
                     offset += chunk.len() as u64;
                 }
-                file.set_len(*size).map_err(|error| plan.error(at, error))?;
+                file.set_len(*size).map_err(|error| order.error(at, error))?;
             }
             kind => writer.at(at, |parent, name| bare(parent, name, kind))?,
         }
@@ -64,7 +64,7 @@ pub fn directory<C: ChunkSource>(
         }
     }
     // A directory's time changes with each entry, and its mode may forbid entries.
-    for (at, inode) in plan.inodes().rev() {
+    for (at, inode) in order.inodes().rev() {
         if let Kind::Directory(_) = inode.kind {
             writer.at(at, |parent, name| metadata(parent, name, inode))?;
         }
@@ -73,7 +73,7 @@ pub fn directory<C: ChunkSource>(
 }
 
 /// Makes the directory, or makes sure that it is empty, and opens it.
-fn prepare(plan: &Plan<'_>, root: &Path) -> Result<OwnedFd, UnpackError> {
+fn prepare(order: &EntryOrder<'_>, root: &Path) -> Result<OwnedFd, UnpackError> {
     let failed = |problem: &dyn std::fmt::Display| UnpackError::Entry {
         path: root.display().to_string(),
         problem: problem.to_string(),
@@ -84,12 +84,12 @@ fn prepare(plan: &Plan<'_>, root: &Path) -> Result<OwnedFd, UnpackError> {
     }
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let opened = open(root, flags, Mode::empty()).map_err(|error| failed(&error))?;
-    rustix::fs::fchmod(&opened, PRIVATE).map_err(|error| plan.error(0, error))?;
+    rustix::fs::fchmod(&opened, PRIVATE).map_err(|error| order.error(0, error))?;
     Ok(opened)
 }
 
 struct Writer<'a> {
-    plan: &'a Plan<'a>,
+    order: &'a EntryOrder<'a>,
     root: OwnedFd,
     /// The directory that was used last.
     parent: Option<(usize, OwnedFd)>,
@@ -98,20 +98,20 @@ struct Writer<'a> {
 impl<'a> Writer<'a> {
     /// Opens the directory that holds an entry; also the entry's name there.
     fn open(&mut self, at: usize) -> Result<(BorrowedFd<'_>, &'a [u8]), UnpackError> {
-        let plan = self.plan;
-        let place = plan.places[at];
+        let order = self.order;
+        let place = order.places[at];
         // The root is `.` in itself.
         let Some(name) = place.name else { return Ok((self.root.as_fd(), b".")) };
         let known = self.parent.take().filter(|(parent, _)| *parent == place.parent);
         let parent = match known {
             Some(known) => known,
             None => {
-                let path = [b"./", &plan.path(place.parent)[..]].concat();
+                let path = [b"./", &order.path(place.parent)[..]].concat();
                 let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 let resolve =
                     ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
                 let opened = openat2(&self.root, path, flags, Mode::empty(), resolve);
-                (place.parent, opened.map_err(|error| plan.error(place.parent, error))?)
+                (place.parent, opened.map_err(|error| order.error(place.parent, error))?)
             }
         };
         Ok((self.parent.insert(parent).1.as_fd(), name.as_bytes()))
@@ -119,9 +119,9 @@ impl<'a> Writer<'a> {
 
     /// Makes another name of the file at `first`.
     fn link(&mut self, at: usize, first: usize) -> Result<(), UnpackError> {
-        let plan = self.plan;
+        let order = self.order;
         let (from, name) = self.open(first)?;
-        let from = from.try_clone_to_owned().map_err(|error| plan.error(first, error))?;
+        let from = from.try_clone_to_owned().map_err(|error| order.error(first, error))?;
         self.at(at, |parent, new| Ok(linkat(&from, name, parent, new, AtFlags::empty())?))
     }
 
@@ -131,13 +131,13 @@ impl<'a> Writer<'a> {
         at: usize,
         work: impl FnOnce(BorrowedFd<'_>, &[u8]) -> io::Result<T>,
     ) -> Result<T, UnpackError> {
-        let plan = self.plan;
+        let order = self.order;
         let (parent, name) = self.open(at)?;
         work(parent, name).map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => {
-                plan.error(at, format!("{error}; unpack as root, or to a tar"))
+                order.error(at, format!("{error}; unpack as root, or to a tar"))
             }
-            _ => plan.error(at, error),
+            _ => order.error(at, error),
         })
     }
 }
@@ -241,8 +241,8 @@ mod tests {
         let (root, outside) = (scratch.path().join("root"), scratch.path().join("outside"));
         fs::create_dir_all(outside.join("n")).unwrap();
         fs::set_permissions(outside.join("n"), Permissions::from_mode(0o700)).unwrap();
-        let plan = Plan::new(&tree);
-        let error = directory(&plan, &root, &mut Swap(&root, &outside)).unwrap_err();
+        let order = EntryOrder::new(&tree);
+        let error = directory(&order, &root, &mut Swap(&root, &outside)).unwrap_err();
         assert!(error.to_string().contains("/d"), "{error}");
         assert_eq!(fs::read_dir(outside.join("n")).unwrap().count(), 0);
         assert_eq!(fs::metadata(outside.join("n")).unwrap().mode() & 0o777, 0o700);

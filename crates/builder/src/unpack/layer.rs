@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Write};
 use flate2::{Compression, GzBuilder};
 use lazuli_image::{Algorithm, Digest, digest::Hasher};
 
-use super::{ChunkSource, Plan, UnpackError, tar};
+use super::{ChunkSource, EntryOrder, UnpackError, tar};
 use crate::whiteout;
 
 /// A layer that was written.
@@ -24,21 +24,21 @@ pub struct FlatLayer {
 /// # Errors
 /// Those of `content` and of `out`; a name that means something else in a layer.
 pub fn layer<C: ChunkSource>(
-    plan: &Plan<'_>,
+    order: &EntryOrder<'_>,
     out: impl Write,
     content: &mut C,
 ) -> Result<FlatLayer, C::Error> {
     let is_whiteout = |at: &usize| {
-        plan.places[*at].name.is_some_and(|name| name.as_bytes().starts_with(whiteout::PREFIX))
+        order.places[*at].name.is_some_and(|name| name.as_bytes().starts_with(whiteout::PREFIX))
     };
-    if let Some(at) = (0..plan.places.len()).find(is_whiteout) {
+    if let Some(at) = (0..order.places.len()).find(is_whiteout) {
         let problem = "in a layer, a name that begins with `.wh.` removes another; unpack to a tar or a directory";
-        return Err(plan.error(at, problem).into());
+        return Err(order.error(at, problem).into());
     }
     let gzip = GzBuilder::new().mtime(0).operating_system(255);
     let gzip = gzip.write(Hashing::new(out), Compression::default());
     let mut tar_out = BufWriter::with_capacity(1 << 20, Hashing::new(gzip));
-    tar(plan, &mut tar_out, content)?;
+    tar(order, &mut tar_out, content)?;
     let finish = || {
         let Hashing { inner, hasher, .. } =
             tar_out.into_inner().map_err(io::IntoInnerError::into_error)?;

@@ -1,7 +1,7 @@
 //! Unpacking: an image as a tar, a layer or a directory.
 //!
 //! ```text
-//! tree ─ plan ─┬─ tar         one archive
+//! tree ─ order ─┬─ tar         one archive
 //!              ├─ layer       the same, as the one layer of an ordinary image
 //!              └─ directory   files on this machine
 //! ```
@@ -39,7 +39,7 @@ pub enum UnpackError {
     Output(#[from] io::Error),
 }
 
-/// The content of files: chunk after chunk, in the order of [`Plan::chunks`].
+/// The content of files: chunk after chunk, in the order of [`EntryOrder::chunks`].
 pub trait ChunkSource {
     /// Why there is no next chunk.
     type Error: From<UnpackError>;
@@ -64,14 +64,14 @@ struct NamedInode<'a> {
 
 /// The entries to write, in order.
 #[derive(Debug)]
-pub struct Plan<'a> {
+pub struct EntryOrder<'a> {
     tree: &'a Tree,
     /// The root first, each directory before what is in it.
     places: Vec<NamedInode<'a>>,
     is_layer: bool,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> EntryOrder<'a> {
     /// Orders the entries of `tree`.
     pub fn new(tree: &'a Tree) -> Self {
         let mut places = Vec::new();
@@ -84,13 +84,13 @@ impl<'a> Plan<'a> {
             let children = tree.children(inode).into_iter().flatten().rev();
             pending.extend(children.map(|(name, inode)| (at, Some(name), *inode)));
         }
-        Plan { tree, places, is_layer: false }
+        EntryOrder { tree, places, is_layer: false }
     }
 
     /// The same for the tree of a single layer, as [`crate::build_layer`] makes it: the tar of it,
     /// too, does not list directories that the layer did not.
     pub fn of_layer(tree: &'a Tree) -> Self {
-        Plan { is_layer: true, ..Plan::new(tree) }
+        EntryOrder { is_layer: true, ..EntryOrder::new(tree) }
     }
 
     /// The chunks of all files, in the order in which they are wanted.

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use lazuli_image::{Inode, Kind, Mtime, tree::Device};
 use tar::{EntryType, Header};
 
-use super::{ChunkSource, Plan, UnpackError};
+use super::{ChunkSource, EntryOrder, UnpackError};
 
 const BLOCK: usize = 512;
 
@@ -18,26 +18,26 @@ const MAX_NUMBER: u64 = 0o77_777_777_777;
 /// # Errors
 /// Those of `content`, and of `out`.
 pub fn tar<C: ChunkSource>(
-    plan: &Plan<'_>,
+    order: &EntryOrder<'_>,
     out: &mut impl Write,
     content: &mut C,
 ) -> Result<(), C::Error> {
-    for (at, place) in plan.places.iter().enumerate().filter(|(at, _)| !plan.is_left_out(*at)) {
-        let inode = plan.inode(at);
-        let first = (place.first != at).then(|| plan.path(place.first));
-        member(out, &name(plan, at), first.as_deref(), inode).map_err(UnpackError::from)?;
+    for (at, place) in order.places.iter().enumerate().filter(|(at, _)| !order.is_left_out(*at)) {
+        let inode = order.inode(at);
+        let first = (place.first != at).then(|| order.path(place.first));
+        member(out, &name(order, at), first.as_deref(), inode).map_err(UnpackError::from)?;
         if let (Kind::Regular { size, chunks }, None) = (&inode.kind, &first) {
             let mut left = *size;
             for _ in chunks {
                 let chunk = content.next()?;
                 left = left.checked_sub(chunk.len() as u64).ok_or_else(|| {
-                    plan.error(at, format!("its chunks are more than its {size} bytes"))
+                    order.error(at, format!("its chunks are more than its {size} bytes"))
                 })?;
                 out.write_all(chunk).map_err(UnpackError::from)?;
             }
             if left > 0 {
                 let problem = format!("its chunks are {left} less than its {size} bytes");
-                return Err(plan.error(at, problem).into());
+                return Err(order.error(at, problem).into());
             }
             pad(out, *size).map_err(UnpackError::from)?;
         }
@@ -47,9 +47,9 @@ pub fn tar<C: ChunkSource>(
 }
 
 /// The path as a member has it: directories end with a slash.
-fn name(plan: &Plan<'_>, at: usize) -> Vec<u8> {
-    let path = plan.path(at);
-    match plan.inode(at).kind {
+fn name(order: &EntryOrder<'_>, at: usize) -> Vec<u8> {
+    let path = order.path(at);
+    match order.inode(at).kind {
         Kind::Directory(_) if path.is_empty() => b"./".to_vec(),
         Kind::Directory(_) => [&path[..], b"/"].concat(),
         _ => path,

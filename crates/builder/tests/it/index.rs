@@ -5,7 +5,7 @@ use std::io::{Cursor, Write as _};
 use flate2::{Compression, GzBuilder, read::MultiGzDecoder, write::GzEncoder};
 use lazuli_builder::{
     BuildError, Layer, LayerSource,
-    index::{ImageIndex, IndexLayer, KnownLayer, assemble, diff_id, index, take},
+    index::{ImageIndex, IndexLayer, KnownLayer, assemble, diff_id, index, index_while_reading},
     merge,
 };
 use lazuli_image::{
@@ -83,7 +83,7 @@ fn open(index: &ImageIndex) -> Opened {
         assert!(layer.tables.matches(stored));
         tables.push((*blob, rafs::ci_table_of(stored, &tail).unwrap()));
     }
-    let Placed { at, table, points } = rafs::place(&index.bootstrap, &tables).unwrap();
+    let Placed { at, table, points } = rafs::place_chunks(&index.bootstrap, &tables).unwrap();
     let mut bytes = index.bootstrap.clone();
     bytes[at as usize..][..table.len()].copy_from_slice(&table);
     let mut bootstrap = Bootstrap::open(bytes).unwrap();
@@ -312,7 +312,7 @@ fn content_is_handed_on_where_it_will_be() {
         taken.push((at, Algorithm::Blake3.digest(content)));
         Ok(())
     };
-    let made = take(layer(), &mut sink).unwrap();
+    let made = index_while_reading(layer(), &mut sink).unwrap();
     let index = index_of(std::slice::from_ref(&stored)).unwrap();
     assert_eq!(made.index.bytes, index.layers[0].bytes);
     assert_eq!(made.diff_id, index.diff_ids[0]);
@@ -320,7 +320,7 @@ fn content_is_handed_on_where_it_will_be() {
     let places: Vec<_> = chunks.iter().map(|chunk| (chunk.decoded, chunk.digest)).collect();
     assert_eq!(taken, places);
     let mut full = |_: Decoded, _: &[u8]| Err(std::io::Error::other("no room"));
-    assert!(take(layer(), &mut full).unwrap_err().to_string().contains("no room"));
+    assert!(index_while_reading(layer(), &mut full).unwrap_err().to_string().contains("no room"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use lazuli_builder::{
-    BuildError, Built, Dictionary, Layer, LayerRecord, LayerSource, Options, bootstrap_layer,
+    BuildError, Built, Dictionary, Layer, LayerContents, LayerSource, Options, bootstrap_layer,
     build, build_with, merge,
 };
 use lazuli_image::{
@@ -34,10 +34,10 @@ fn make(
     dictionary: Dictionary,
     layers: Vec<Layer>,
     options: &Options,
-) -> Result<(Built, Vec<(usize, LayerRecord)>), BuildError> {
+) -> Result<(Built, Vec<(usize, LayerContents)>), BuildError> {
     let mut records = Vec::new();
     let built = build_with(dictionary, layers, options, &(), &mut |read| {
-        let record = LayerRecord::from_bytes(&read.record().unwrap()).unwrap();
+        let record = LayerContents::from_bytes(&read.record().unwrap()).unwrap();
         records.push((read.layer(), record));
     })?;
     Ok((built, records))
@@ -152,14 +152,14 @@ fn damaged_layer_records_are_ignored() {
     let mut keep = |read: lazuli_builder::ReadLayer<'_>| records.push(read.record().unwrap());
     build_with(Dictionary::default(), layers(), &options, &(), &mut keep).unwrap();
     let record = &records[0];
-    assert!(LayerRecord::from_bytes(record).is_some());
+    assert!(LayerContents::from_bytes(record).is_some());
     for length in 0..record.len() {
-        assert!(LayerRecord::from_bytes(&record[..length]).is_none(), "{length}");
+        assert!(LayerContents::from_bytes(&record[..length]).is_none(), "{length}");
     }
     for at in 0..record.len() {
         let mut damaged = record.clone();
         damaged[at] ^= 1;
-        assert!(LayerRecord::from_bytes(&damaged).is_none(), "{at}");
+        assert!(LayerContents::from_bytes(&damaged).is_none(), "{at}");
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     config::Config,
     convert::source,
     image::{
-        open::{self, LazyImage, Shown},
+        open::{self, OpenedImage, Shown},
         read_chunks,
     },
     image_args, progress,
@@ -46,7 +46,7 @@ const DIFFERENCES: usize = 20;
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let opened = open::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
-    let LazyImage { name, image, repository, .. } = &opened;
+    let OpenedImage { name, image, repository, .. } = &opened;
     let bootstrap = &image.bootstrap;
     if arguments.against.is_some() && bootstrap.origin() == Origin::Seekable {
         bail!(
@@ -90,7 +90,7 @@ fn blob(
 ) -> Result<()> {
     let BlobRecord { blob, tail } = record;
     let reader = runtime.block_on(repository.blob(&blob.id, size))?;
-    let mut reader = Ahead::new(into_blocking(reader, runtime.handle().clone()));
+    let mut reader = RangeReader::new(into_blocking(reader, runtime.handle().clone()));
     let (mut decoder, mut buffer) = (Decoder::new(), Vec::new());
     for unit in units(blob.chunks.iter(), |chunk| *chunk) {
         let chunk = *unit.furthest();
@@ -110,7 +110,7 @@ fn blob(
             let Some(index) = index else { return Ok(()) };
             let reader = runtime.block_on(repository.blob(&index.digest, index.size))?;
             let reader = into_blocking(reader, runtime.handle().clone());
-            Ahead::new(reader).rest(tail.ci_offset)?
+            RangeReader::new(reader).rest(tail.ci_offset)?
         }
     };
     rafs::check_blob(&rest, record)?;
@@ -118,16 +118,16 @@ fn blob(
 }
 
 /// Reads ranges of a blob in one pass. Ranges come in the order of their starts and may overlap.
-struct Ahead<R> {
+struct RangeReader<R> {
     reader: R,
     /// The offset of `bytes`.
     start: u64,
     bytes: Vec<u8>,
 }
 
-impl<R: Read> Ahead<R> {
+impl<R: Read> RangeReader<R> {
     fn new(reader: R) -> Self {
-        Ahead { reader, start: 0, bytes: Vec::new() }
+        RangeReader { reader, start: 0, bytes: Vec::new() }
     }
 
     fn range(&mut self, range: Range<u64>) -> Result<&[u8]> {

@@ -15,7 +15,7 @@ use crate::{
     Session,
     container::changes::{self, Written},
     image::{
-        open::{self, LazyImage},
+        open::{self, OpenedImage},
         push,
         scratch::Scratch,
         sign,
@@ -114,7 +114,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
 }
 
 /// The base as the lowest layer, with the tables of its blobs.
-fn lowest(base: &LazyImage, options: &mut Options, runtime: &Runtime) -> Result<Base> {
+fn lowest(base: &OpenedImage, options: &mut Options, runtime: &Runtime) -> Result<Base> {
     let bootstrap = &*base.image.bootstrap;
     let mut blobs = Vec::new();
     for (record, hot) in bootstrap.blob_records().into_iter().zip(&base.image.hot) {
@@ -126,7 +126,7 @@ fn lowest(base: &LazyImage, options: &mut Options, runtime: &Runtime) -> Result<
 }
 
 fn describe(
-    base: &LazyImage,
+    base: &OpenedImage,
     built: &Built,
     bootstrap: &BootstrapLayer,
     config: &ImageConfig,

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::{
     Session,
-    image::open::{self, LazyImage, Shown},
+    image::open::{self, OpenedImage, Shown},
     image_args, output,
 };
 
@@ -117,7 +117,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> 
 }
 
 /// The differences in files, in order of path.
-fn files(a: &LazyImage, b: &LazyImage) -> Result<Vec<File>> {
+fn files(a: &OpenedImage, b: &OpenedImage) -> Result<Vec<File>> {
     let (left, right) = (&*a.image.bootstrap, &*b.image.bootstrap);
     let made = |size, digest: lazuli_image::Algorithm| {
         format!("chunks of {} with {} digests", BinaryBytes(u64::from(size)), digest.name())
@@ -186,7 +186,7 @@ fn below(tree: &Tree, path: Vec<u8>) -> Vec<Vec<u8>> {
 }
 
 /// The differences in content of files, wherever it lies.
-fn chunks(a: &LazyImage, b: &LazyImage) -> Result<ChunkSums> {
+fn chunks(a: &OpenedImage, b: &OpenedImage) -> Result<ChunkSums> {
     let (left, right) = (stored(a)?, stored(b)?);
     let amount = |chunks: &HashMap<Digest, u64>, wanted: &dyn Fn(&Digest) -> bool| {
         let sizes = chunks.iter().filter(|(digest, _)| wanted(digest)).map(|(_, size)| *size);
@@ -204,7 +204,7 @@ fn chunks(a: &LazyImage, b: &LazyImage) -> Result<ChunkSums> {
 
 /// The stored sizes of the chunks that files have. Blobs may have more, of layers below and of
 /// other images.
-fn stored(image: &LazyImage) -> Result<HashMap<Digest, u64>> {
+fn stored(image: &OpenedImage) -> Result<HashMap<Digest, u64>> {
     let bootstrap = &image.image.bootstrap;
     let (tree, blobs) = (bootstrap.tree()?, bootstrap.blobs());
     let mut stored = HashMap::new();
@@ -217,7 +217,7 @@ fn stored(image: &LazyImage) -> Result<HashMap<Digest, u64>> {
     Ok(stored)
 }
 
-fn fetch(a: &LazyImage, b: &LazyImage) -> Fetch {
+fn fetch(a: &OpenedImage, b: &OpenedImage) -> Fetch {
     let here = a.image.bootstrap.blobs().iter().flat_map(|blob| &blob.chunks);
     let mut known: HashSet<_> = here.map(|chunk| chunk.digest).collect();
     let mut fetch = Fetch::default();

@@ -27,7 +27,7 @@ use crate::{
         statement::Origin,
     },
     image::{
-        index_repository::{StoredLayers, store_layers},
+        index_repository::{StoredIndexes, store_layers},
         push,
         scratch::Scratch,
         sign::{Sign, Signer},
@@ -138,11 +138,11 @@ fn index_repository(text: &str) -> Result<ImageName> {
 fn report_layers(
     name: &ImageName,
     to: &ImageName,
-    done: &StoredLayers,
+    done: &StoredIndexes,
     stored: u64,
     started: Instant,
 ) {
-    let StoredLayers { bytes, uploaded, left_out } = done;
+    let StoredIndexes { bytes, uploaded, left_out } = done;
     let percent = *bytes as f64 * 100.0 / stored.max(1) as f64;
     println!("{name}");
     println!("  indexes   {} ({percent:.2} %) in {to}", BinaryBytes(*bytes));

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     Session,
-    image::open::{self, LazyImage},
+    image::open::{self, OpenedImage},
     image_args, output,
 };
 
@@ -58,7 +58,7 @@ struct BlobDescription {
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Arguments { image, access, .. } = arguments;
-    let LazyImage { name, image, .. } = &open::open(image, access, &session.config, &runtime)?;
+    let OpenedImage { name, image, .. } = &open::open(image, access, &session.config, &runtime)?;
     let bootstrap = &image.bootstrap;
     if arguments.tree {
         // `inspect --tree | head` closes the pipe early; that is no error.

@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use crate::{
     Session,
     image::{
-        open::{self, LazyImage},
+        open::{self, OpenedImage},
         push, sign,
     },
     image_args,
@@ -60,7 +60,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         Ok(image)
     };
     let images = images.iter().map(open).collect::<Result<Vec<_>>>()?;
-    let sources = images.iter().map(|LazyImage { name, image, .. }| SourceImage {
+    let sources = images.iter().map(|OpenedImage { name, image, .. }| SourceImage {
         name: name.to_string(),
         image: &*image.bootstrap,
         of: TreeOf::Image,
@@ -90,13 +90,13 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
 
 /// The blobs of the new image, each with an image that has it.
 fn of_images<'a>(
-    images: &'a [LazyImage],
+    images: &'a [OpenedImage],
     combined: &'a Combined,
-) -> impl Iterator<Item = (&'a LazyImage, &'a BlobRecord)> {
+) -> impl Iterator<Item = (&'a OpenedImage, &'a BlobRecord)> {
     combined.homes.iter().map(|home| &images[*home]).zip(&combined.blobs)
 }
 
-fn pack(images: &[LazyImage], combined: &Combined, runtime: &Runtime) -> Result<BootstrapLayer> {
+fn pack(images: &[OpenedImage], combined: &Combined, runtime: &Runtime) -> Result<BootstrapLayer> {
     let metas = of_images(images, combined)
         .map(|(home, record)| {
             let meta = runtime.block_on(push::meta_file(&*home.repository, record))?;
@@ -108,12 +108,12 @@ fn pack(images: &[LazyImage], combined: &Combined, runtime: &Runtime) -> Result<
 }
 
 fn describe(
-    images: &[LazyImage],
+    images: &[OpenedImage],
     combined: &Combined,
     bootstrap: &BootstrapLayer,
     runtime: &Runtime,
 ) -> Result<oci::LazyImage> {
-    let layer = |(home, record): (&LazyImage, &BlobRecord)| BlobLayer {
+    let layer = |(home, record): (&OpenedImage, &BlobRecord)| BlobLayer {
         digest: record.blob.id,
         size: home.stored_size(&record.blob),
         hot_bytes: home.hot_bytes(&record.blob),

@@ -19,7 +19,7 @@ use crate::{
     Session,
     image::{
         hot_blob,
-        open::{self, LazyImage},
+        open::{self, OpenedImage},
         push,
         scratch::Scratch,
         sign, trace,
@@ -133,7 +133,7 @@ fn pack(
 }
 
 fn describe(
-    image: &LazyImage,
+    image: &OpenedImage,
     optimized: &Optimized,
     hot_blob: &BuiltBlob,
     bootstrap: &BootstrapLayer,

@@ -11,7 +11,7 @@ use tokio::io::AsyncReadExt as _;
 use crate::{
     Session,
     image::{
-        open::{self, LazyImage},
+        open::{self, OpenedImage},
         trace,
     },
     image_args, progress,
@@ -113,7 +113,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
 /// The reads of an image's starts, and its metadata.
 fn hot(
     session: &Session,
-    image: &LazyImage,
+    image: &OpenedImage,
     runtime: &tokio::runtime::Runtime,
 ) -> Result<Vec<Wanted>> {
     let blobs = image.image.bootstrap.blobs();

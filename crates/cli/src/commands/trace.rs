@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::{
     Session,
     image::{
-        open::{self, LazyImage},
+        open::{self, OpenedImage},
         trace,
     },
     image_args,
@@ -96,8 +96,8 @@ fn save(path: &Path, trace: &Trace) -> Result<()> {
     fs::write(path, trace.encode()).cannot("write", path)
 }
 
-fn describe(image: &LazyImage, trace: &Trace) -> Result<Shown> {
-    let LazyImage { name, image, .. } = image;
+fn describe(image: &OpenedImage, trace: &Trace) -> Result<Shown> {
+    let OpenedImage { name, image, .. } = image;
     let files = files(&image.bootstrap)?;
     let blobs: HashMap<_, _> = image
         .bootstrap

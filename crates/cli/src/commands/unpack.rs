@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_builder::unpack::{self, Plan};
+use lazuli_builder::unpack::{self, EntryOrder};
 use lazuli_image::oci::{FlatImage, ImageConfig, media_type};
 use lazuli_registry::{BlobContent, ImageName};
 use tempfile::NamedTempFile;
@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 use crate::{
     Session,
     image::{
-        open::{self, LazyImage},
+        open::{self, OpenedImage},
         read_chunks::FetchedChunks,
         scratch,
     },
@@ -83,31 +83,31 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let image = open::open(&arguments.image, &arguments.access, &session.config, &runtime)?;
     image.image.must_be_whole(image.name.to_string())?;
     let tree = image.image.bootstrap.tree()?;
-    let plan = Plan::new(&tree);
-    let bar = progress::bytes(Some(plan.bytes()), "unpacking");
+    let order = EntryOrder::new(&tree);
+    let bar = progress::bytes(Some(order.bytes()), "unpacking");
     let used = |bytes| bar.inc(bytes);
     let mut chunks = FetchedChunks::fetch(
         image.repository.clone(),
         &image.image,
-        &plan.chunks(),
+        &order.chunks(),
         &used,
         &runtime,
     );
     let unpacked = match &target {
-        Destination::Directory(path) => unpack::directory(&plan, path, &mut chunks),
-        Destination::Output => tar(&plan, &mut io::stdout().lock(), &mut chunks),
-        Destination::Tar(path) => tar_file(&plan, path, &mut chunks),
+        Destination::Directory(path) => unpack::directory(&order, path, &mut chunks),
+        Destination::Output => tar(&order, &mut io::stdout().lock(), &mut chunks),
+        Destination::Tar(path) => tar_file(&order, path, &mut chunks),
         Destination::Image(name) => {
-            flat(&image, &plan, name, &mut chunks, &runtime, session, arguments)
+            flat(&image, &order, name, &mut chunks, &runtime, session, arguments)
         }
     };
     bar.finish_and_clear();
     unpacked.with_context(|| format!("{} was not unpacked to {}", image.name, arguments.target))?;
 
     let mut report = format!("{}\n", arguments.target);
-    let content = BinaryBytes(plan.bytes());
-    report += &format!("  content   {} names, {content} in files\n", plan.names());
-    let sockets = plan.sockets();
+    let content = BinaryBytes(order.bytes());
+    report += &format!("  content   {} names, {content} in files\n", order.names());
+    let sockets = order.sockets();
     if !sockets.is_empty() && !matches!(target, Destination::Directory(_)) {
         report += &format!("  skipped   sockets, which a tar cannot have: {}\n", sockets.join(" "));
     }
@@ -120,25 +120,25 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn tar(plan: &Plan<'_>, out: &mut impl Write, chunks: &mut FetchedChunks<'_>) -> Result<()> {
+fn tar(order: &EntryOrder<'_>, out: &mut impl Write, chunks: &mut FetchedChunks<'_>) -> Result<()> {
     let mut out = BufWriter::with_capacity(1 << 20, out);
-    unpack::tar(plan, &mut out, chunks)?;
+    unpack::tar(order, &mut out, chunks)?;
     Ok(out.flush()?)
 }
 
 /// Writes a tar that appears whole or not at all, unless `path` is a device or a pipe.
-fn tar_file(plan: &Plan<'_>, path: &Path, chunks: &mut FetchedChunks<'_>) -> Result<()> {
+fn tar_file(order: &EntryOrder<'_>, path: &Path, chunks: &mut FetchedChunks<'_>) -> Result<()> {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     if path.metadata().is_ok_and(|found| !found.is_file()) {
         let context = || format!("cannot write to {}", path.display());
         let mut file = File::options().write(true).open(&path).with_context(context)?;
-        return tar(plan, &mut file, chunks);
+        return tar(order, &mut file, chunks);
     }
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
     let mut file = partial().tempfile_in(directory).cannot("write to", directory)?;
     let _undo = interrupt::remove(file.path());
-    tar(plan, file.as_file_mut(), chunks)?;
+    tar(order, file.as_file_mut(), chunks)?;
     file.persist(&path).cannot("write", &path)?;
     Ok(())
 }
@@ -152,8 +152,8 @@ fn partial() -> tempfile::Builder<'static, 'static> {
 
 /// Stores an ordinary image of one layer.
 fn flat(
-    image: &LazyImage,
-    plan: &Plan<'_>,
+    image: &OpenedImage,
+    order: &EntryOrder<'_>,
     name: &ImageName,
     chunks: &mut FetchedChunks<'_>,
     runtime: &Runtime,
@@ -163,7 +163,7 @@ fn flat(
     let scratch = scratch::parent();
     let mut file: NamedTempFile = partial().tempfile_in(&scratch).cannot("write to", &scratch)?;
     let _undo = interrupt::remove(file.path());
-    let layer = unpack::layer(plan, file.as_file_mut(), chunks)?;
+    let layer = unpack::layer(order, file.as_file_mut(), chunks)?;
     let config = runtime.block_on(lazuli_registry::config(&*image.repository, &image.manifest))?;
     let config = ImageConfig::parse(&config)?;
     let notes = image.manifest.parsed.annotations.clone();

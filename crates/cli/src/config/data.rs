@@ -47,7 +47,7 @@ const KEEP_FREE: KeepFree = KeepFree::Percent(20);
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Prefetch {
     /// What to fetch for a start.
-    ahead: prefetch::Ahead,
+    ahead: prefetch::Mode,
     /// Whether to publish traces beside their images.
     publish: bool,
     /// Stored bytes per second at which the rest of an image arrives after its start; 0 for never.
@@ -84,7 +84,7 @@ impl Prefetch {
         // Where the rest of an image is not wanted, a guess at it is not.
         let escalate = if rest_bytes_per_second == 0 { 0 } else { defaults.escalate_bytes };
         prefetch::Settings {
-            ahead: self.ahead,
+            mode: self.ahead,
             publish: self.publish,
             rest_bytes_per_second,
             escalate_bytes: self.escalate_bytes.unwrap_or(escalate),
@@ -141,7 +141,7 @@ mod tests {
         let config: Config = toml::from_str("[fetch]\ndeadline_seconds = 0\n").unwrap();
         assert!(config.fetch.check().unwrap_err().to_string().contains("1 to 86400"));
         let config: Config = toml::from_str("[prefetch]\nahead = 'guess'\n").unwrap();
-        assert_eq!(config.prefetch.settings().ahead, prefetch::Ahead::Guess);
+        assert_eq!(config.prefetch.settings().mode, prefetch::Mode::Guess);
         for (text, expected) in [
             ("images = ['a.example/b:1', 'A/B/']", "images[1]"),
             ("rest_bytes_per_second = 1000", "at least 65536"),

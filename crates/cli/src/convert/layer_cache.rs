@@ -12,7 +12,7 @@ use std::{
     time::SystemTime,
 };
 
-use lazuli_builder::{LayerRecord, Options};
+use lazuli_builder::{LayerContents, Options};
 use lazuli_image::Digest;
 
 /// Bytes of the cache: the layers of some five hundred images, of 1 MB for 20,000 files.
@@ -31,9 +31,9 @@ impl LayerCache {
     }
 
     /// The record of a layer.
-    pub(crate) fn get(&self, layer: &Digest, options: &Options) -> Option<LayerRecord> {
+    pub(crate) fn get(&self, layer: &Digest, options: &Options) -> Option<LayerContents> {
         let path = self.path(layer, options)?;
-        let record = LayerRecord::from_bytes(&fs::read(&path).ok()?)?;
+        let record = LayerContents::from_bytes(&fs::read(&path).ok()?)?;
         // The least recently used are removed first.
         let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
         Some(record)

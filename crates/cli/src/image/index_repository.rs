@@ -15,7 +15,7 @@ use crate::convert::statement::this_program;
 
 /// The result of storing the indexes.
 #[derive(Debug, Default)]
-pub(crate) struct StoredLayers {
+pub(crate) struct StoredIndexes {
     /// Bytes of indexes.
     pub(crate) bytes: u64,
     /// Bytes that the repository did not have.
@@ -34,8 +34,8 @@ pub(crate) async fn store_layers(
     layers: &[WrittenIndex],
     stated: &[StatedLayer],
     signer: Option<&Signer>,
-) -> Result<StoredLayers> {
-    let mut stored = StoredLayers::default();
+) -> Result<StoredIndexes> {
+    let mut stored = StoredIndexes::default();
     for written in layers {
         let layer = written.record.blob.id;
         let stated = stated.iter().find(|stated| stated.layer == layer);

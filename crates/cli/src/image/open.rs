@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// An image whose metadata was fetched and checked.
-pub(crate) struct LazyImage {
+pub(crate) struct OpenedImage {
     pub(crate) name: ImageName,
     pub(crate) manifest: Manifest,
     pub(crate) image: StoredImage,
@@ -33,7 +33,7 @@ pub(crate) struct LazyImage {
     _scratch: Scratch,
 }
 
-impl LazyImage {
+impl OpenedImage {
     /// Those of its `blobs` that an image at `target` needs: none if the target shares this image's
     /// place.
     pub(crate) fn to_store<'a>(
@@ -85,7 +85,7 @@ pub(crate) fn open(
     access: &Access,
     config: &Config,
     runtime: &Runtime,
-) -> Result<LazyImage> {
+) -> Result<OpenedImage> {
     open_with(text, &access.options(config)?, access, config, runtime)
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn open_with(
     access: &Access,
     config: &Config,
     runtime: &Runtime,
-) -> Result<LazyImage> {
+) -> Result<OpenedImage> {
     let name: ImageName = text.parse()?;
     let repository = lazuli_registry::open(&name, options)?;
     let scratch = Scratch::new()?;
@@ -116,7 +116,7 @@ pub(crate) fn open_with(
     let seekable = options.indexes.seekable_layers(&name);
     let fetch = StoredImage::fetch(repository.clone(), &manifest, &directory, seekable);
     let (image, _) = runtime.block_on(fetch)?;
-    Ok(LazyImage { name, manifest, image, repository, _scratch: scratch })
+    Ok(OpenedImage { name, manifest, image, repository, _scratch: scratch })
 }
 
 /// The visible content of an image, to compare it with another.

@@ -7,11 +7,11 @@ use lazuli_image::{Trace, trace::MAX_BYTES};
 use lazuli_runtime::prefetch::{self, Traces};
 use tokio::runtime::Runtime;
 
-use crate::{image::open::LazyImage, path_context::PathContext as _};
+use crate::{image::open::OpenedImage, path_context::PathContext as _};
 
 /// The trace of an image: that of this node's state directory `root`, else the one beside the
 /// image.
-pub(crate) fn find(root: &Path, image: &LazyImage, runtime: &Runtime) -> Result<Trace> {
+pub(crate) fn find(root: &Path, image: &OpenedImage, runtime: &Runtime) -> Result<Trace> {
     let manifest = image.image.manifest_digest;
     if let Some(trace) = Traces::of(root).get(&manifest) {
         return Ok(trace);

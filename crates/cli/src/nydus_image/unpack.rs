@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use lazuli_builder::unpack::{ChunkSource, Plan, tar};
+use lazuli_builder::unpack::{ChunkSource, EntryOrder, tar};
 use lazuli_image::{Blob, ChunkRef, codec::Decoder};
 
 use super::{Common, bootstrap::Given};
@@ -32,12 +32,12 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let bootstrap = arguments.given.read()?;
     let tree = bootstrap.tree()?;
-    let plan = Plan::of_layer(&tree);
-    let mut content = LocalChunks::new(arguments, &plan, bootstrap.blobs())?;
+    let order = EntryOrder::of_layer(&tree);
+    let mut content = LocalChunks::new(arguments, &order, bootstrap.blobs())?;
     let context = || format!("cannot write {}", arguments.output.display());
     let output = File::create(&arguments.output).with_context(context)?;
     let mut output = BufWriter::with_capacity(1 << 20, output);
-    tar(&plan, &mut output, &mut content)?;
+    tar(&order, &mut output, &mut content)?;
     output.flush().with_context(context)
 }
 
@@ -52,7 +52,7 @@ struct LocalChunks<'a> {
 }
 
 impl<'a> LocalChunks<'a> {
-    fn new(arguments: &Arguments, plan: &Plan<'_>, blobs: &'a [Blob]) -> Result<Self> {
+    fn new(arguments: &Arguments, order: &EntryOrder<'_>, blobs: &'a [Blob]) -> Result<Self> {
         let from = arguments.given.path().display();
         let blob = match (blobs, &arguments.blob) {
             ([], _) => None,
@@ -68,7 +68,7 @@ impl<'a> LocalChunks<'a> {
                 )
             }
         };
-        let wanted = plan.chunks().into_iter();
+        let wanted = order.chunks().into_iter();
         let (stored, decoded) = (Vec::new(), Vec::new());
         Ok(LocalChunks { wanted, blob, decoder: Decoder::new(), stored, decoded })
     }

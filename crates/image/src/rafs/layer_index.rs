@@ -174,7 +174,7 @@ pub(super) mod tests {
     use super::*;
     use crate::{
         BlobIndex, Decoded, Metadata, Stored, Tree,
-        rafs::{BootstrapOptions, ci_table_of, layout, place, write_bootstrap},
+        rafs::{BootstrapOptions, ci_table_of, layout, place_chunks, write_bootstrap},
     };
 
     pub(in crate::rafs) fn chunk(number: u32, stored: u64, decoded: u64) -> Chunk {
@@ -218,7 +218,7 @@ pub(super) mod tests {
         let bootstrap = write_bootstrap(&tree, std::slice::from_ref(&index.record), &options)?;
         let mut table = ci_table_of(&index.bytes, &index.record.tail)?;
         change(&mut table);
-        place(&bootstrap, &[(BlobIndex(0), table)])
+        place_chunks(&bootstrap, &[(BlobIndex(0), table)])
     }
 
     #[test]

@@ -5,8 +5,8 @@ use lazuli_image::{
     chunk::Part,
     codec::Decoder,
     rafs::{
-        BlobRecord, Bootstrap, check, check_blob, check_ci_table, ci_table_of, meta_file, place,
-        written_meta_file,
+        BlobRecord, Bootstrap, check, check_blob, check_ci_table, ci_table_of, meta_file,
+        place_chunks, written_meta_file,
     },
 };
 
@@ -20,7 +20,7 @@ fn ci(sample: &Sample, blob: usize) -> Vec<u8> {
 /// `bootstrap` after `place`.
 fn placed(bootstrap: &[u8], tables: &[(BlobIndex, Vec<u8>)]) -> Vec<u8> {
     let mut bootstrap = bootstrap.to_vec();
-    let placed = place(&bootstrap, tables).unwrap();
+    let placed = place_chunks(&bootstrap, tables).unwrap();
     bootstrap[placed.at as usize..][..placed.table.len()].copy_from_slice(&placed.table);
     bootstrap
 }
@@ -95,7 +95,7 @@ fn no_changed_byte_of_a_table_makes_a_reader_panic() {
             let mut bad = good.clone();
             bad[at] = value;
             let tables = [(BlobIndex(0), bad)];
-            let Ok(changed) = place(&bare, &tables) else { continue };
+            let Ok(changed) = place_chunks(&bare, &tables) else { continue };
             let mut bootstrap = bare.clone();
             bootstrap[changed.at as usize..][..changed.table.len()].copy_from_slice(&changed.table);
             let Ok(bootstrap) = Bootstrap::open(&bootstrap[..]) else { continue };
@@ -111,7 +111,7 @@ fn no_changed_byte_of_a_table_makes_a_reader_panic() {
         }
     }
     for len in [0, good.len() - 1] {
-        assert!(place(&bare, &[(BlobIndex(0), good[..len].to_vec())]).is_err());
+        assert!(place_chunks(&bare, &[(BlobIndex(0), good[..len].to_vec())]).is_err());
     }
 }
 

@@ -11,10 +11,10 @@ use lazuli_image::{Algorithm, Digest};
 use serde::Deserialize;
 
 use crate::{
+    external_verifier::ExternalVerifier,
     key::{KEY_LIMIT, PublicKey},
     keyless::{self, Keyless},
     name::Scope,
-    program::Program,
 };
 
 /// Maximum number of keys of one rule.
@@ -61,7 +61,7 @@ pub(crate) enum Ground {
         threshold: usize,
     },
     Keyless(Box<Keyless>),
-    Program(Program),
+    ExternalVerifier(ExternalVerifier),
 }
 
 impl Requirement {
@@ -81,7 +81,7 @@ impl fmt::Display for Requirement {
                 write!(f, "signatures by {threshold} of {} keys", keys.len())?;
             }
             Some(Ground::Keyless(keyless)) => write!(f, "a signature by {keyless}")?,
-            Some(Ground::Program(program)) => write!(f, "the consent of {program}")?,
+            Some(Ground::ExternalVerifier(program)) => write!(f, "the consent of {program}")?,
             Some(Ground::Anything) => f.write_str("nothing")?,
             None => {}
         }
@@ -201,7 +201,7 @@ impl Reader<'_> {
                         timeout.as_secs()
                     ));
                 }
-                Ok(Some(Ground::Program(Program { path, timeout })))
+                Ok(Some(Ground::ExternalVerifier(ExternalVerifier { path, timeout })))
             }
             _ => Err("expected one of keys, keyless and exec".to_owned()),
         }

@@ -121,7 +121,7 @@ impl<'a> Search<'a> {
     async fn consult(&mut self) -> bool {
         let asked = Asked::of(&self.question.name);
         let (_, Rule::Require(requirement)) = self.policy.rule(&asked) else { return false };
-        let Some(Ground::Program(program)) = &requirement.ground else { return false };
+        let Some(Ground::ExternalVerifier(program)) = &requirement.ground else { return false };
         if !self.evidence.consents.is_empty() {
             return false;
         }

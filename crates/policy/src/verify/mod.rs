@@ -185,7 +185,7 @@ fn approved(
             }
             None
         }
-        Ground::Program(program) => {
+        Ground::ExternalVerifier(program) => {
             for consent in &evidence.consents {
                 match &consent.answer {
                     Ok(()) if digests.contains(&consent.digest) => {

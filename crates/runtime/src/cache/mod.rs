@@ -47,16 +47,16 @@ use std::{
 use lazuli_image::{Blob, Digest};
 use tokio::sync::mpsc::Receiver;
 
-pub(crate) use self::{
-    blob::{Ahead, Listener},
-    extra_files::ExtraFiles,
-    failed_reads::FailedRead,
-    ready::ReadyMap,
-};
 pub use self::{
     blob::{BlobStats, CachedBlob, Guard, Scrubbed, WrongChunk},
     budget::EvictionStats,
     keep_free::KeepFree,
+};
+pub(crate) use self::{
+    blob::{BytesFrom, Listener},
+    extra_files::ExtraFiles,
+    failed_reads::FailedRead,
+    ready::ReadyMap,
 };
 use self::{
     budget::Budget, chunk_index::ChunkIndex, failed_reads::FailedReads, layout::Layout,

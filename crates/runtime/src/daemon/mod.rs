@@ -229,8 +229,8 @@ impl Worker {
         if let Some(reads) = node.cache.failed_reads() {
             tokio::spawn(failed_reads::log(Arc::downgrade(&node), reads));
         }
-        tokio::spawn(ordinary::check::keep_checking(Arc::downgrade(&node), wrong));
-        tokio::spawn(ordinary::afterwards::keep_indexing(Arc::downgrade(&node)));
+        tokio::spawn(ordinary::restore_layer::keep_checking(Arc::downgrade(&node), wrong));
+        tokio::spawn(ordinary::index_unpacked::keep_indexing(Arc::downgrade(&node)));
         tokio::spawn(refresh_routes::keep_current(Arc::downgrade(&node)));
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).at(&path)?;

@@ -134,7 +134,7 @@ fn place(
     if tables.is_empty() {
         return Ok((bootstrap, Vec::new()));
     }
-    let rafs::Placed { at, table, points } = rafs::place(&bootstrap, &tables)?;
+    let rafs::Placed { at, table, points } = rafs::place_chunks(&bootstrap, &tables)?;
     let at = at as usize;
     bootstrap[at..at + table.len()].copy_from_slice(&table);
     Ok((bootstrap, points))

@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 
 use super::{
     Image, Prefetcher,
-    ahead::{self, Blobs, ChunkAt, Purpose},
     escalate::MissListener,
+    fetch_in_order::{self, Blobs, ChunkAt, Purpose},
     guess::{self, Content, Piece},
     lessons,
 };
@@ -35,7 +35,13 @@ pub(super) async fn fetch_guessed(prefetcher: &Prefetcher, image: &Image, listen
         loop {
             tokio::select! {
                 places = found.recv() => match places {
-                    Some(places) => fetching.push(ahead::fetch(&image.blobs, places, None, pace, Purpose::Hint(cache))),
+                    Some(places) => fetching.push(fetch_in_order::fetch(
+                        &image.blobs,
+                        places,
+                        None,
+                        pace,
+                        Purpose::Hint(cache),
+                    )),
                     None => break,
                 },
                 // Readers of chunks that cannot be fetched get the error.

@@ -26,7 +26,7 @@ use lazuli_image::{
 };
 use lazuli_registry::{Referrers, RegistryError};
 
-use super::{Image, ahead::ChunkAt, small_files::SmallFiles};
+use super::{Image, fetch_in_order::ChunkAt, small_files::SmallFiles};
 use crate::cache::CachedBlob;
 
 /// The type of artifacts with lessons. Older versions ask only for traces, and never see them.

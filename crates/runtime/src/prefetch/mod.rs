@@ -3,8 +3,8 @@
 //! ```text
 //! image is mounted ──▶ order: trace of this node │ trace of the registry │ hot part of the blobs
 //!                               │ lessons and guess
-//!                               └──▶ ahead: windows in that order, several in flight ──▶ cache
-//! readers ──▶ escalate: what most likely follows, in a start that nothing foresaw ──▶ ahead
+//!                               └──▶ fetch_in_order: several requests in flight ──▶ cache
+//! readers ──▶ escalate: chunks that most likely follow a miss ──▶ fetch_in_order
 //!    └──────▶ recorder ── quiet for 5 s ──▶ traces, lessons ──▶ registry, if wished
 //!                                             └──▶ whole: the rest, with low priority
 //! ```
@@ -12,9 +12,9 @@
 //! An order is a hint: every byte is checked as always, what the image does not have is ignored,
 //! and waiting readers go first.
 
-pub(crate) mod ahead;
 mod content;
 mod escalate;
+pub(crate) mod fetch_in_order;
 mod guess;
 mod yield_to_readers;
 #[cfg(fuzzing)]
@@ -36,12 +36,12 @@ use lazuli_registry::{Manifest, Pull, Repository};
 use lazuli_sys::mmap::Map;
 use tokio::{sync::oneshot, task::JoinHandle};
 
-pub use self::settings::{Ahead, Settings};
+pub use self::settings::{Mode, Settings};
 pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
 use self::{
-    ahead::{Blobs, Pace, Purpose},
     escalate::{Escalation, MissListener},
+    fetch_in_order::{Blobs, Pace, Purpose},
     learn::{RegistryTrace, ask_for_lesson},
     lessons::Lessons,
     orders::{baked, first_of, of_maker, of_trace},
@@ -53,7 +53,7 @@ use crate::{
     source::early::{self, Early},
 };
 
-/// The node's.
+/// Prefetching for all images of the node.
 #[derive(Debug)]
 pub(crate) struct Prefetcher {
     settings: Settings,
@@ -128,11 +128,11 @@ impl Prefetcher {
         manifest: &Manifest,
         metadata: Metadata,
     ) -> Known {
-        let learns = self.settings.ahead == Ahead::Learn;
+        let learns = self.settings.mode == Mode::Learn;
         let mut known = Known::default();
         if learns {
             known.trace = self.traces.get(&manifest.digest);
-        } else if self.settings.ahead != Ahead::Guess {
+        } else if self.settings.mode != Mode::Guess {
             return known;
         }
         let place: Arc<dyn Pull> = repository.clone();
@@ -191,7 +191,7 @@ impl Prefetcher {
     pub(crate) fn start(self: &Arc<Self>, image: Image, known: Known) {
         let prefetcher = self.clone();
         let listen = |blobs: Arc<[_]>| (Recorder::start(&blobs), MissListener::of(&blobs));
-        let wanted = image.blobs.upgrade().filter(|_| self.settings.ahead != Ahead::Nothing);
+        let wanted = image.blobs.upgrade().filter(|_| self.settings.mode != Mode::Nothing);
         let image = Arc::new(image);
         let Some((recorder, listener)) = wanted.map(listen) else {
             tokio::spawn(async move { prefetcher.bring_the_rest(&image.blobs).await });
@@ -220,7 +220,7 @@ impl Prefetcher {
                 missed,
                 "a start is over: chunks read, and not foreseen"
             );
-            let keeps = matches!(prefetcher.settings.ahead, Ahead::Learn | Ahead::Record);
+            let keeps = matches!(prefetcher.settings.mode, Mode::Learn | Mode::Record);
             if let Some(start) = start.filter(|_| keeps) {
                 prefetcher.keep(&image, &start, registry).await;
                 prefetcher.teach(&image, &start, registry).await;
@@ -245,7 +245,7 @@ impl Prefetcher {
         listener: &MissListener,
         is_over: oneshot::Receiver<()>,
     ) -> RegistryTrace {
-        if self.settings.ahead == Ahead::Record {
+        if self.settings.mode == Mode::Record {
             return RegistryTrace::Present;
         }
         let Known { trace, asked, lesson, asked_lesson, early } = known;
@@ -253,7 +253,7 @@ impl Prefetcher {
         let hint = Purpose::Hint(&self.cache);
         let bring = async |order| {
             // Readers of chunks that cannot be fetched get the error.
-            drop(ahead::fetch(&image.blobs, order, Some(&early), &self.pace, hint).await);
+            drop(fetch_in_order::fetch(&image.blobs, order, Some(&early), &self.pace, hint).await);
         };
         let hot = |trace: Option<&Trace>| {
             let blobs = image.blobs.upgrade()?;
@@ -301,7 +301,7 @@ impl Prefetcher {
     }
 
     /// The places of a lesson's hot parts in the image.
-    fn places(&self, image: &Image, lesson: &Lesson) -> Option<Vec<ahead::ChunkAt>> {
+    fn places(&self, image: &Image, lesson: &Lesson) -> Option<Vec<fetch_in_order::ChunkAt>> {
         let blobs = image.blobs.upgrade()?;
         Some(lessons::places(lesson, &image.bootstrap, &blobs, self.settings.escalate_bytes))
     }

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc};
 use lazuli_image::{Digest, Stored, Trace, oci::Descriptor};
 use lazuli_registry::Manifest;
 
-use super::ahead::ChunkAt;
+use super::fetch_in_order::ChunkAt;
 use crate::cache::CachedBlob;
 
 /// The chunks that a trace calls hot, as far as the image has them.

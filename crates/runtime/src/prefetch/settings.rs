@@ -5,14 +5,14 @@ use serde::Deserialize;
 /// What to fetch ahead of readers when an image is mounted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Ahead {
+pub enum Mode {
     /// Nothing, and nothing is recorded.
     Nothing,
     /// Nothing, but touched chunks are recorded: for trials, which must see all reads of a start.
     Record,
     /// A guess from the image alone of what a start reads; nothing is recorded.
     Guess,
-    /// The reads of earlier starts; without a trace, as [`Ahead::Guess`].
+    /// The reads of earlier starts; without a trace, as [`Mode::Guess`].
     #[default]
     Learn,
 }
@@ -21,7 +21,7 @@ pub enum Ahead {
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// What to fetch for a start.
-    pub ahead: Ahead,
+    pub mode: Mode,
     /// Whether to publish traces beside their images for other nodes.
     pub publish: bool,
     /// Stored bytes per second at which the rest of an image arrives after its start; 0 for never.
@@ -33,7 +33,7 @@ pub struct Settings {
 impl Settings {
     /// Returns whether lessons of other images are used.
     pub(super) fn learns_from_others(&self) -> bool {
-        self.ahead == Ahead::Learn && self.escalate_bytes > 0
+        self.mode == Mode::Learn && self.escalate_bytes > 0
     }
 
     /// Limit of the stored bytes to fetch for a trace from the registry: a client that may push
@@ -50,7 +50,7 @@ impl Default for Settings {
     fn default() -> Self {
         // An eighth of 1 Gbit/s.
         Settings {
-            ahead: Ahead::default(),
+            mode: Mode::default(),
             publish: false,
             rest_bytes_per_second: 16 << 20,
             escalate_bytes: 256 << 20,

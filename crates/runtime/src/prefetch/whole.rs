@@ -6,11 +6,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
     Prefetcher,
-    ahead::{self, Blobs, Purpose},
+    fetch_in_order::{self, Blobs, Purpose},
     yield_to_readers::yield_to_readers,
 };
 use crate::{
-    cache::{Ahead, CachedBlob},
+    cache::{BytesFrom, CachedBlob},
     error::ReadError,
 };
 
@@ -43,7 +43,8 @@ pub(crate) async fn fast(prefetcher: &Prefetcher, blobs: &Blobs) -> Result<(), R
         return Err(ReadError::NoSpace { blob: blob.id(), path: blob.path() });
     }
     expect(&all);
-    ahead::fetch(blobs, missing(&all), None, &prefetcher.pace, Purpose::Order(cache)).await?;
+    fetch_in_order::fetch(blobs, missing(&all), None, &prefetcher.pace, Purpose::Order(cache))
+        .await?;
     // Chunks that others were fetching, suspect ones, and those that did not arrive, with the
     // error.
     for blob in all.iter() {
@@ -97,7 +98,7 @@ async fn try_in_background(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) ->
 async fn bring(
     prefetcher: &Prefetcher,
     blobs: &Blobs,
-    mut rest: &[ahead::ChunkAt],
+    mut rest: &[fetch_in_order::ChunkAt],
     rate: u64,
 ) -> Result<(), Pause> {
     while !rest.is_empty() {
@@ -118,7 +119,7 @@ async fn bring(
         let fetch = async {
             let begun = Instant::now();
             let mut bytes = 0;
-            for (size, request) in blob.prefetch(&chunks, u64::MAX, Ahead::Rest) {
+            for (size, request) in blob.prefetch(&chunks, u64::MAX, BytesFrom::BackgroundRequest) {
                 bytes += size;
                 match request.await {
                     // Told in the log; bytes that no source has right are left to their readers.
@@ -136,10 +137,10 @@ async fn bring(
 
 /// How many of `rest`, which is not empty, are the next piece: chunks that follow each other in one
 /// blob, to the end of a unit, of which the begin would be fetched twice otherwise.
-fn piece(rest: &[ahead::ChunkAt], blobs: &[Arc<CachedBlob>]) -> usize {
+fn piece(rest: &[fetch_in_order::ChunkAt], blobs: &[Arc<CachedBlob>]) -> usize {
     let (blob, first) = rest[0];
     let mut bytes = 0;
-    let fits = |(number, place): (usize, &ahead::ChunkAt)| {
+    let fits = |(number, place): (usize, &fetch_in_order::ChunkAt)| {
         let chunk = blobs[blob].chunk(place.1.min(first + number));
         bytes += chunk.stored_share();
         let goes_on = || chunk.shares_unit(blobs[blob].chunk((first + number).saturating_sub(1)));
@@ -156,7 +157,7 @@ fn expect(blobs: &[Arc<CachedBlob>]) {
 }
 
 /// The missing chunks.
-fn missing(blobs: &[Arc<CachedBlob>]) -> Vec<ahead::ChunkAt> {
+fn missing(blobs: &[Arc<CachedBlob>]) -> Vec<fetch_in_order::ChunkAt> {
     let of_blob = |(position, blob): (usize, &Arc<CachedBlob>)| {
         blob.missing().into_iter().map(move |chunk| (position, chunk))
     };

@@ -19,7 +19,7 @@ use super::{
     },
     CachedBlob, TAKEOVERS,
     disk_full::WaitForSpace,
-    prefetch::Ahead,
+    prefetch::BytesFrom,
     transfer::{self, Transfer},
 };
 use crate::{error::ReadError, sharing::workers::Priority};
@@ -124,7 +124,7 @@ impl CachedBlob {
         }
         // Separate requests: in one answer with chunks that a reader waits for, they would delay
         // the reader.
-        self.prefetch(&ahead, readahead::PART, Ahead::Fetch);
+        self.prefetch(&ahead, readahead::PART, BytesFrom::Request);
         waiters
     }
 

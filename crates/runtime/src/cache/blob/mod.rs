@@ -44,7 +44,7 @@ pub use self::{
     scrub::{Scrubbed, WrongChunk},
     stats::BlobStats,
 };
-pub(crate) use self::{listeners::Listener, prefetch::Ahead};
+pub(crate) use self::{listeners::Listener, prefetch::BytesFrom};
 use super::{
     Cache, CacheError, Settings,
     layout::Layout,

@@ -25,26 +25,26 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// How a request ended that was sent ahead of readers.
 pub(crate) type Fetched = Result<(), ReadError>;
 
-/// Bytes requested before the blob was open, and how to use them.
+/// Where the bytes of a prefetch come from.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Ahead<'a> {
-    /// None: fetch.
-    Fetch,
-    /// None: fetch chunks that no start is expected to read. Whether readers ask for them is not
-    /// measured.
-    Rest,
-    /// Use them in place of requests.
+pub(crate) enum BytesFrom<'a> {
+    /// Requests for chunks that a start is expected to read.
+    Request,
+    /// Requests for other chunks. Whether readers ask for them later is not measured.
+    BackgroundRequest,
+    /// Requests that were sent before the blob was open.
     Early(&'a Early),
-    /// Use them, and request the few bytes again that a start needs first, see [`FIRST_NEEDED`].
-    EarlyAndAgain(&'a Early),
+    /// The same, and the few bytes that a start needs first are requested again, see
+    /// [`FIRST_NEEDED`].
+    EarlyAndRequest(&'a Early),
 }
 
-impl Ahead<'_> {
+impl BytesFrom<'_> {
     fn bytes(self, blob: &CachedBlob, range: &Range<Stored>) -> Option<EarlyBytes> {
         match self {
-            Ahead::Fetch | Ahead::Rest => None,
-            Ahead::Early(early) => early.parts(&blob.id(), range),
-            Ahead::EarlyAndAgain(early) => early.parts(&blob.id(), range).map(|mut bytes| {
+            BytesFrom::Request | BytesFrom::BackgroundRequest => None,
+            BytesFrom::Early(early) => early.parts(&blob.id(), range),
+            BytesFrom::EarlyAndRequest(early) => early.parts(&blob.id(), range).map(|mut bytes| {
                 bytes.is_needed_first = range.end.0 - range.start.0 <= FIRST_NEEDED;
                 bytes
             }),
@@ -61,7 +61,7 @@ impl CachedBlob {
         self: &Arc<Self>,
         chunks: &[usize],
         part: u64,
-        ahead: Ahead<'_>,
+        from: BytesFrom<'_>,
     ) -> Vec<(u64, JoinHandle<Fetched>)> {
         let all = self.layout.chunks();
         let deadline = Instant::now() + self.settings.deadline.min(DEADLINE);
@@ -74,14 +74,14 @@ impl CachedBlob {
             // Chunks wanted soon must not be the first to be evicted.
             missing.iter().for_each(|at| self.residency.asked().note(*at..at + 1));
             let in_other_blobs = self.take_from_other_blobs(&mut missing);
-            if !matches!(ahead, Ahead::Rest) {
+            if !matches!(from, BytesFrom::BackgroundRequest) {
                 missing.iter().for_each(|at| self.foresight.expect(*at, self.stored_bytes(*at)));
             }
             let mut start = |at: usize| residency.start(at, Priority::Background);
             copies = in_other_blobs.into_iter().map(&mut start).collect();
             for request in Planner::NODE.requests(missing.iter().map(|at| &all[*at])) {
                 let leases = missing[request].iter().copied().map(&mut start).collect();
-                let held = |range: &Range<Stored>| ahead.bytes(self, range);
+                let held = |range: &Range<Stored>| from.bytes(self, range);
                 transfers.push(Transfer::ahead(self, leases, deadline, part, held));
             }
         }
@@ -104,7 +104,7 @@ impl CachedBlob {
         let chunks = self.layout.chunks_in(range);
         let every: Vec<_> = chunks.clone().collect();
         for _ in 0..TAKEOVERS {
-            for (_, request) in self.prefetch(&every, LEAST_PART, Ahead::Rest) {
+            for (_, request) in self.prefetch(&every, LEAST_PART, BytesFrom::BackgroundRequest) {
                 request.await.unwrap_or(Ok(()))?;
             }
             while self.residency.any_in_flight(chunks.clone()) {

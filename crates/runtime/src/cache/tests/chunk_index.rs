@@ -54,7 +54,7 @@ async fn chunk_of_another_blob_is_copied_by_a_prefetch_too() {
     node.ensure(0..2).await.unwrap();
     let sample = Sample::new(&NEW);
     let blob = node.cache.blob(&sample.blob, sample.source([])).unwrap();
-    for (_, request) in blob.prefetch(&[0, 1, 2, 3], u64::MAX, Ahead::Fetch) {
+    for (_, request) in blob.prefetch(&[0, 1, 2, 3], u64::MAX, BytesFrom::Request) {
         request.await.unwrap().unwrap();
     }
     assert!(blob.missing().is_empty());

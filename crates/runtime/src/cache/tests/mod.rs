@@ -1,10 +1,10 @@
 //! The cache and the fetches below it, against sources in memory that misbehave as told.
 
-mod ahead;
 mod behind;
 mod chunk_index;
 mod crash;
 mod evict;
+mod fetch_in_order;
 mod power;
 
 use std::{
@@ -25,7 +25,7 @@ use lazuli_testkit::{
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::{Ahead, Cache, CacheError, CachedBlob, Settings, blob::Hold};
+use super::{BytesFrom, Cache, CacheError, CachedBlob, Settings, blob::Hold};
 use crate::{
     error::ReadError,
     source::{

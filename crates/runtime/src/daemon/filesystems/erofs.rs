@@ -68,31 +68,31 @@ impl Record for FilesystemRecord {
 
 /// A driver's objects behind a file system, one for each blob.
 #[derive(Debug)]
-pub(in crate::daemon) enum Behind {
+pub(in crate::daemon) enum BlobBackends {
     /// Marks on files.
     Watches(Vec<Watch>),
     /// Loop devices, and the session that serves them.
     Disks(Arc<Session>, Vec<Arc<Disk>>),
 }
 
-impl Behind {
+impl BlobBackends {
     /// Number of the kernel's requests for the image's blobs.
     fn events(&self) -> u64 {
         match self {
-            Behind::Watches(watches) => watches.iter().map(Watch::events).sum(),
-            Behind::Disks(_, disks) => disks.iter().map(|disk| disk.requests()).sum(),
+            BlobBackends::Watches(watches) => watches.iter().map(Watch::events).sum(),
+            BlobBackends::Disks(_, disks) => disks.iter().map(|disk| disk.requests()).sum(),
         }
     }
 
     /// Returns whether a mount of ours is still about to go.
     fn is_releasing(&self) -> bool {
-        matches!(self, Behind::Disks(session, _) if session.is_releasing())
+        matches!(self, BlobBackends::Disks(session, _) if session.is_releasing())
     }
 
     /// Makes remaining readers get errors, instead of holes, once this process ends. Disks do that
     /// by themselves.
     fn cut_off(self) {
-        if let Behind::Watches(watches) = self {
+        if let BlobBackends::Watches(watches) = self {
             watches.into_iter().for_each(Watch::cut_off);
         }
     }
@@ -104,7 +104,7 @@ pub(in crate::daemon) struct ErofsMount {
     pub(in crate::daemon) erofs: Erofs,
     /// See [`super::stale_pages::close`].
     pub(in crate::daemon) stale_pages: u64,
-    behind: Behind,
+    backends: BlobBackends,
     record: FilesystemRecord,
     filesystems: Arc<Filesystems>,
 }
@@ -119,19 +119,19 @@ impl ErofsMount {
     /// Returns whether the kernel reads the files of the cache through their page cache while data
     /// arrives.
     pub(super) fn is_on_files(&self) -> bool {
-        matches!(self.behind, Behind::Watches(_))
+        matches!(self.backends, BlobBackends::Watches(_))
     }
 
     /// Events about the image's blobs.
     pub(in crate::daemon) fn events(&self) -> u64 {
-        self.behind.events()
+        self.backends.events()
     }
 }
 
 impl Drop for ErofsMount {
     fn drop(&mut self) {
-        let behind = mem::replace(&mut self.behind, Behind::Watches(Vec::new()));
-        self.filesystems.linger(behind, self.record.clone());
+        let backends = mem::replace(&mut self.backends, BlobBackends::Watches(Vec::new()));
+        self.filesystems.linger(backends, self.record.clone());
     }
 }
 
@@ -148,7 +148,7 @@ pub(in crate::daemon) struct Filesystems {
 #[derive(Debug)]
 struct Remains {
     record: FilesystemRecord,
-    behind: Behind,
+    backends: BlobBackends,
 }
 
 impl Filesystems {
@@ -179,28 +179,28 @@ impl Filesystems {
     pub(in crate::daemon) fn add(
         self: &Arc<Self>,
         erofs: Erofs,
-        behind: Behind,
+        backends: BlobBackends,
         record: FilesystemRecord,
     ) -> io::Result<Arc<ErofsMount>> {
         self.records.write(&record)?;
-        Ok(self.keep(erofs, behind, record, 0))
+        Ok(self.keep(erofs, backends, record, 0))
     }
 
     /// Keeps a file system that has a record, with its devices.
     pub(in crate::daemon) fn keep(
         self: &Arc<Self>,
         erofs: Erofs,
-        behind: Behind,
+        backends: BlobBackends,
         record: FilesystemRecord,
         stale_pages: u64,
     ) -> Arc<ErofsMount> {
         let filesystems = self.clone();
-        Arc::new(ErofsMount { erofs, stale_pages, behind, record, filesystems })
+        Arc::new(ErofsMount { erofs, stale_pages, backends, record, filesystems })
     }
 
     /// Keeps the devices of a file system without a mount of ours, until nothing uses it.
-    pub(in crate::daemon) fn linger(&self, behind: Behind, record: FilesystemRecord) {
-        self.lock().push(Remains { record, behind });
+    pub(in crate::daemon) fn linger(&self, backends: BlobBackends, record: FilesystemRecord) {
+        self.lock().push(Remains { record, backends });
     }
 
     /// Returns whether the file system lives without a mount of ours.
@@ -225,7 +225,7 @@ impl Filesystems {
         // Removing marks asks the kernel; no caller has to wait for that.
         for remains in gone {
             self.forget(&remains.record);
-            drop(remains.behind);
+            drop(remains.backends);
         }
     }
 
@@ -255,13 +255,13 @@ impl Filesystems {
         for remains in all {
             let image = remains.record.manifest_digest;
             tracing::warn!(%image, "still in use: its readers get errors now");
-            remains.behind.cut_off();
+            remains.backends.cut_off();
             self.forget(&remains.record);
         }
     }
 
     fn is_releasing(&self) -> bool {
-        self.lock().iter().any(|remains| remains.behind.is_releasing())
+        self.lock().iter().any(|remains| remains.backends.is_releasing())
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Remains>> {

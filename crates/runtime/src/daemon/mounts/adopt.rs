@@ -24,7 +24,7 @@ use crate::{
         api::DriverChoice,
         filesystems::{
             attachment::Attachment,
-            erofs::{Behind, ErofsMount, FilesystemRecord},
+            erofs::{BlobBackends, ErofsMount, FilesystemRecord},
             stale_pages::Gap,
         },
         node::Node,
@@ -214,7 +214,7 @@ impl Node {
         }
         let mut watches = image.watch(session).at(self.root.join("cache"))?;
         watches.iter_mut().for_each(Watch::mounted);
-        self.filesystems.linger(Behind::Watches(watches), record.clone());
+        self.filesystems.linger(BlobBackends::Watches(watches), record.clone());
         Ok(None)
     }
 

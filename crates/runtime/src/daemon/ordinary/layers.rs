@@ -34,7 +34,7 @@ impl Images {
     ) -> Result<Option<CoveredLayers>, DaemonError> {
         let shown = self.find_layer(request, login, layer, may_pull).await;
         if !may_pull && !matches!(shown, Ok(Some(_))) {
-            self.0.index_afterwards(request, login);
+            self.0.index_when_unpacked(request, login);
         }
         shown
     }

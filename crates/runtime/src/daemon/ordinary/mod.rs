@@ -8,27 +8,28 @@
 //! The tree of any number of lower layers is made here, of the layers' skeletons.
 //!
 //! ```text
-//! layers ─┬─ store      records of layers and images
-//!         ├─ access     which clients may read a layer
+//! layers ─┬─ known_parts     configuration, statements and indexes of an image
+//!         ├─ store           records of layers and images
+//!         ├─ access          which clients may read a layer
 //!         ├─ begin ─ pull    layers without an index
-//!         ├─ afterwards  layers that containerd has pulled
-//!         ├─ publish    for other nodes
-//!         └─ lower_layers  mounts for containerd
-//! check                 layers that have become complete
+//!         ├─ index_unpacked  layers that containerd has pulled
+//!         ├─ publish         for other nodes
+//!         └─ lower_layers    mounts for containerd
+//! restore_layer              layers that have become complete
 //! ```
 
 mod access;
-pub(super) mod afterwards;
 mod background;
 mod begin;
-pub(super) mod check;
 mod content_store;
-mod known;
+pub(super) mod index_unpacked;
+mod known_parts;
 pub(super) mod layers;
 mod lower_layers;
 mod publish;
 mod pull;
 mod pulls;
+pub(super) mod restore_layer;
 mod spool;
 pub(super) mod state;
 mod store;

@@ -24,7 +24,7 @@ use crate::{
         filesystems::{
             attachment::Attachment,
             direct_reads::{forget_pages_when_quiet, read_directly_when_quiet},
-            erofs::{Behind, ErofsMount, FilesystemRecord, Filesystems},
+            erofs::{BlobBackends, ErofsMount, FilesystemRecord, Filesystems},
             fuse_blobs::Blobs,
             stale_pages::{self, Gap},
         },
@@ -192,7 +192,7 @@ impl ServedImage {
         let mut watches = self.watch(session)?;
         let mounted = fanotify::mount(&self.stored.bootstrap_path(), &mut watches)?;
         let record = self.record(&mounted, request, boot)?;
-        let mount = filesystems.add(mounted, Behind::Watches(watches), record)?;
+        let mount = filesystems.add(mounted, BlobBackends::Watches(watches), record)?;
         *erofs = Arc::downgrade(&mount);
         self.read_directly_later(&mount);
         Ok(mount)
@@ -220,7 +220,8 @@ impl ServedImage {
         let (mounted, disks) = blocking(make).await?;
         let loops = disks.iter().map(|disk| disk.number()).collect();
         let record = FilesystemRecord { loops, ..self.record(&mounted, request, boot)? };
-        let mount = filesystems.add(mounted, Behind::Disks(session.clone(), disks), record)?;
+        let mount =
+            filesystems.add(mounted, BlobBackends::Disks(session.clone(), disks), record)?;
         *erofs = Arc::downgrade(&mount);
         tokio::spawn(forget_pages_when_quiet(Arc::downgrade(&mount), Arc::downgrade(&self.blobs)));
         Ok(mount)
@@ -295,19 +296,19 @@ impl ServedImage {
         let (other, blobs) = (session.clone(), self.blobs.clone());
         let numbers = record.loops.clone().unwrap_or_default();
         let disks = blocking(move || adopt(&other, &blobs, &numbers)).await?;
-        let behind = Behind::Disks(session.clone(), disks);
+        let backends = BlobBackends::Disks(session.clone(), disks);
         for place in places {
             let adopted = Erofs::adopt(place, record.backing.clone())?;
             if adopted.device()? == record.device {
                 let adopted = session.keep(adopted)?;
-                let mount = filesystems.keep(adopted, behind, record.clone(), 0);
+                let mount = filesystems.keep(adopted, backends, record.clone(), 0);
                 *erofs = Arc::downgrade(&mount);
                 let (weak, blobs) = (Arc::downgrade(&mount), Arc::downgrade(&self.blobs));
                 tokio::spawn(forget_pages_when_quiet(weak, blobs));
                 return Ok(Some(mount));
             }
         }
-        filesystems.linger(behind, record.clone());
+        filesystems.linger(backends, record.clone());
         Ok(None)
     }
 
@@ -336,7 +337,8 @@ impl ServedImage {
             stale = tokio::task::spawn_blocking(close).await.map_err(io::Error::other)??;
         }
         watches.iter_mut().for_each(Watch::mounted);
-        let mount = filesystems.keep(adopted, Behind::Watches(watches), record.clone(), stale);
+        let mount =
+            filesystems.keep(adopted, BlobBackends::Watches(watches), record.clone(), stale);
         *erofs = Arc::downgrade(&mount);
         if !mount.reads_directly()
             && let Err(error) = mount.erofs.read_through_cache()

@@ -75,7 +75,8 @@ impl Unpacked {
     pub(super) fn open(self) -> Result<(Bootstrap<Map>, Reservation), UnpackError> {
         let Unpacked { path, mut bootstrap, mut reservation, tables, .. } = self;
         if !bootstrap.unplaced().is_empty() {
-            let placed = rafs::place(bootstrap.bytes(), &tables).map_err(UnpackError::Format)?;
+            let placed =
+                rafs::place_chunks(bootstrap.bytes(), &tables).map_err(UnpackError::Format)?;
             let Placed { at, table, points } = placed;
             let (before, rest) = bootstrap.bytes().split_at(at as usize);
             let content = before.chain(&table[..]).chain(&rest[table.len()..]);

@@ -43,7 +43,7 @@ pub struct Disk {
 
 /// The backing file of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Behind {
+enum BackingFile {
     /// The blob's file in the file system of this driver.
     Session,
     /// The file in the cache.
@@ -155,7 +155,9 @@ impl Disk {
     /// Returns whether the kernel reads the file in the cache by itself.
     pub fn is_handed_over(&self) -> bool {
         let device = self.lock();
-        device.as_ref().is_some_and(|device| self.behind(device).is_ok_and(|b| b == Behind::Cache))
+        device
+            .as_ref()
+            .is_some_and(|device| self.behind(device).is_ok_and(|b| b == BackingFile::Cache))
     }
 
     /// The blob.
@@ -168,7 +170,7 @@ impl Disk {
         let device = self.lock();
         let Some(device) = &*device else { return Ok(()) };
         // Under the lock: whatever makes it incomplete asks for the way back afterwards.
-        if !self.blob.is_complete() || self.behind(device)? == Behind::Cache {
+        if !self.blob.is_complete() || self.behind(device)? == BackingFile::Cache {
             return Ok(());
         }
         self.shared.helper.change(device, self.cached()?.as_fd(), None)?;
@@ -182,7 +184,7 @@ impl Disk {
     fn ask_again(&self) -> io::Result<()> {
         let device = self.lock();
         let Some(device) = &*device else { return Ok(()) };
-        if self.behind(device)? != Behind::Session {
+        if self.behind(device)? != BackingFile::Session {
             let name = Some(self.identity.name.as_str());
             self.shared.helper.change(device, self.shared.root()?, name)?;
         }
@@ -190,14 +192,14 @@ impl Disk {
     }
 
     /// The backing file of the device at present.
-    fn behind(&self, device: &LoopDevice) -> io::Result<Behind> {
+    fn behind(&self, device: &LoopDevice) -> io::Result<BackingFile> {
         let (backing, cached) = (device.backing()?, self.blob.file().metadata()?);
         Ok(if (backing.device, backing.inode) == (cached.dev(), cached.ino()) {
-            Behind::Cache
+            BackingFile::Cache
         } else if backing.device == self.shared.device()? {
-            Behind::Session
+            BackingFile::Session
         } else {
-            Behind::Nothing
+            BackingFile::Nothing
         })
     }
 

@@ -7,7 +7,7 @@ use lazuli_image::{
     rafs::Bootstrap,
 };
 
-use super::super::ahead::ChunkAt;
+use super::super::fetch_in_order::ChunkAt;
 
 /// Limit of names to examine in one image. Real images have up to 150,000.
 const NAMES: usize = 1 << 20;
@@ -77,7 +77,7 @@ impl<K: std::hash::Hash + Eq> Numbers<K> {
 }
 
 /// A directory to look into.
-struct Ahead {
+struct Directory {
     nid: Nid,
     depth: usize,
     package: u32,
@@ -115,7 +115,7 @@ impl Files {
             in_directories: Numbers::default(),
             in_packages: Numbers::default(),
         };
-        let root = Ahead { nid: bootstrap.root(), depth: 0, package: 0, holds_packages: false };
+        let root = Directory { nid: bootstrap.root(), depth: 0, package: 0, holds_packages: false };
         let mut ahead = vec![root];
         while let Some(next) = ahead.pop() {
             walk.look(&next, &mut ahead);
@@ -159,7 +159,7 @@ impl Files {
 
 impl<B: AsRef<[u8]>, P: Fn(usize, u32) -> Option<usize>> Walk<'_, B, P> {
     /// Notes the files of a directory; the directories in it are `ahead`.
-    fn look(&mut self, this: &Ahead, ahead: &mut Vec<Ahead>) {
+    fn look(&mut self, this: &Directory, ahead: &mut Vec<Directory>) {
         let bootstrap = self.bootstrap;
         let entries = bootstrap.read_dir(this.nid, 0).into_iter().flatten().flatten();
         let entries = entries.filter(|entry| !entry.is_dot()).take(self.names);
@@ -174,7 +174,7 @@ impl<B: AsRef<[u8]>, P: Fn(usize, u32) -> Option<usize>> Walk<'_, B, P> {
         for entry in entries {
             match entry.file_type {
                 FileType::Regular => self.note(entry.name, entry.nid, directory, package),
-                FileType::Directory if this.depth < DEPTH => ahead.push(Ahead {
+                FileType::Directory if this.depth < DEPTH => ahead.push(Directory {
                     nid: entry.nid,
                     depth: this.depth + 1,
                     package,

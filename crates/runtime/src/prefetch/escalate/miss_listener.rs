@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::super::ahead::ChunkAt;
+use super::super::fetch_in_order::ChunkAt;
 use crate::{
     cache::{CachedBlob, Listener, ReadyMap},
     sync::lock,

@@ -35,7 +35,7 @@ use self::{
 };
 use super::{
     Image, Prefetcher,
-    ahead::{self, ChunkAt, Gauge, Pace, Purpose, RoundTrip},
+    fetch_in_order::{self, ChunkAt, Gauge, Pace, Purpose, RoundTrip},
     timed_slot::TimedSlot,
 };
 use crate::cache::CachedBlob;
@@ -154,7 +154,7 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
             gauge.pause();
             let order = Round { start: &mut start, bytes: 0 };
             let hint = Purpose::Hint(&prefetcher.cache);
-            ahead::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, hint).await
+            fetch_in_order::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, hint).await
         };
         if escalation.in_slot(step).await.is_err() {
             // Readers of chunks that cannot be fetched get the error.

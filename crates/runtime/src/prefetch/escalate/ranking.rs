@@ -5,7 +5,7 @@
 //! start decide, not a table of names.
 
 use super::{
-    super::ahead::ChunkAt,
+    super::fetch_in_order::ChunkAt,
     files::{File, Files},
 };
 

@@ -22,7 +22,7 @@ const LEVEL: i32 = 1;
 
 /// The entries of a layer, and its content as digests of chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct LayerRecord {
+pub struct LayerContents {
     chunk_size: u32,
     pub(crate) entries: Vec<Entry>,
     /// By number.
@@ -37,7 +37,7 @@ struct Written<'a> {
     chunks: Vec<([u8; DIGEST], u32)>,
 }
 
-impl LayerRecord {
+impl LayerContents {
     /// A record of these entries, whose chunks count through `chunks`: BLAKE3 digest and decoded
     /// size.
     pub(crate) fn new(
@@ -45,7 +45,7 @@ impl LayerRecord {
         entries: Vec<Entry>,
         chunks: Vec<([u8; DIGEST], u32)>,
     ) -> Self {
-        LayerRecord { chunk_size, entries, chunks }
+        LayerContents { chunk_size, entries, chunks }
     }
 
     /// The bytes of such a record.
@@ -74,7 +74,7 @@ impl LayerRecord {
         let mut unpacked = Vec::new();
         let reader = zstd::Decoder::with_buffer(packed).ok()?;
         reader.take(LIMIT).read_to_end(&mut unpacked).ok()?;
-        let record: LayerRecord = postcard::from_bytes(&unpacked).ok()?;
+        let record: LayerContents = postcard::from_bytes(&unpacked).ok()?;
         record.is_sound().then_some(record)
     }
 

@@ -64,7 +64,7 @@ pub(in crate::daemon) async fn keep_indexing(node: Weak<Node>) {
 
 impl Node {
     /// Schedules an image to be indexed once containerd has pulled it, if the operator wants that.
-    pub(super) fn index_afterwards(&self, request: &MountRequest, login: Option<&Login>) {
+    pub(super) fn index_when_unpacked(&self, request: &MountRequest, login: Option<&Login>) {
         let settings = &self.ordinaries.settings;
         let Ok((name, image)) = request.name_and_digest() else { return };
         if settings.content.is_none() {

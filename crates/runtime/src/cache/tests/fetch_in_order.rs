@@ -1,13 +1,13 @@
 //! Prefetching by a given order.
 
 use super::*;
-use crate::prefetch::ahead::{self, Pace, Purpose};
+use crate::prefetch::fetch_in_order::{self, Pace, Purpose};
 
 /// Fetches chunks of the only blob in this order.
 async fn fetch(node: &Node, order: impl IntoIterator<Item = usize>) -> Result<(), ReadError> {
     let blobs: Arc<[Arc<CachedBlob>]> = Arc::new([node.blob.clone()]);
     let order = order.into_iter().map(|chunk| (0, chunk)).collect();
-    ahead::fetch(
+    fetch_in_order::fetch(
         &Arc::downgrade(&blobs),
         order,
         None,
@@ -45,7 +45,7 @@ async fn first_chunks_are_requested_first() {
 }
 
 #[tokio::test]
-async fn everything_arrives_in_windows() {
+async fn everything_arrives_in_groups() {
     let node = Node::new(&[256 << 10; 80], 0);
     fetch(&node, 0..80).await.unwrap();
     assert!(node.blob.missing().is_empty());
@@ -96,7 +96,7 @@ async fn prefetch_of_an_unmounted_image_sends_no_request() {
     let blobs: Arc<[Arc<CachedBlob>]> = Arc::new([node.blob.clone()]);
     let gone = Arc::downgrade(&blobs);
     drop(blobs);
-    ahead::fetch(&gone, vec![(0, 1)], None, &Pace::default(), Purpose::Order(&node.cache))
+    fetch_in_order::fetch(&gone, vec![(0, 1)], None, &Pace::default(), Purpose::Order(&node.cache))
         .await
         .unwrap();
     assert_eq!(node.source.reads(), 0);

@@ -28,7 +28,7 @@ pub struct Placed {
 /// Returns the chunk table of the bootstrap `bytes`, completed with the places of all chunks that
 /// it leaves out and that are in one of `cis`, the decoded CI tables of some of its blobs. Other
 /// fields of `cis` are ignored.
-pub fn place(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed, FormatError> {
+pub fn place_chunks(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed, FormatError> {
     let (tables, chunk_table) = parse_blobs(bytes)?;
     let error = |object: Structure, problem: String| FormatError::new(object, 0, problem);
     let mut known: Vec<Option<CiTable<'_>>> = tables.blobs.iter().map(|_| None).collect();

@@ -10,7 +10,7 @@ use crate::{error::BuildError, options::Options};
 
 /// A layer that was read once, from its first byte to its last.
 #[derive(Clone, Debug)]
-pub struct TakenLayer {
+pub struct IndexAndDiffId {
     /// Its index, with its skeleton.
     pub index: WrittenIndex,
     /// SHA-256 of its tar.
@@ -22,8 +22,11 @@ pub struct TakenLayer {
 /// # Errors
 /// The layer is damaged, hostile, takes too much memory, or has content that its index could not
 /// lead to, or `sink` fails.
-pub fn take<'a>(layer: IndexLayer, sink: &'a mut ChunkSink<'a>) -> Result<TakenLayer, BuildError> {
+pub fn index_while_reading<'a>(
+    layer: IndexLayer,
+    sink: &'a mut ChunkSink<'a>,
+) -> Result<IndexAndDiffId, BuildError> {
     let content = ChunkContent::Taken(sink, share());
     let read = layer::read(layer, 0, Options::CHUNK_SIZE, content, &|_| {})?;
-    Ok(TakenLayer { index: read.index, diff_id: read.diff_id })
+    Ok(IndexAndDiffId { index: read.index, diff_id: read.diff_id })
 }

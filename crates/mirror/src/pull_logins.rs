@@ -13,14 +13,14 @@ use tokio::time::Instant;
 /// layers in between.
 const LIFE: Duration = Duration::from_secs(900);
 
-/// Pulls that are remembered.
+/// PullLogins that are remembered.
 const MOST: usize = 4096;
 
 /// Logins by the image that they were shown for, which has a digest.
 #[derive(Debug, Default)]
-pub(crate) struct Pulls(Mutex<HashMap<String, (Login, Instant)>>);
+pub(crate) struct PullLogins(Mutex<HashMap<String, (Login, Instant)>>);
 
-impl Pulls {
+impl PullLogins {
     /// A client with this login was answered with the manifest of `image`.
     pub(crate) fn record_login(&self, image: &Reference, login: Login) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,7 +59,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_login_is_for_one_image_and_for_some_time() {
-        let pulls = Pulls::default();
+        let pulls = PullLogins::default();
         pulls.record_login(&image("r.example/a:1", 1), Login::new("ann", "1"));
         pulls.record_login(&image("r.example/a:1", 1), Login::new("bob", "2"));
         let found = |name: &str, digit| pulls.login(&image(name, digit));
@@ -72,7 +72,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_oldest_pull_is_forgotten_first() {
-        let pulls = Pulls::default();
+        let pulls = PullLogins::default();
         for digit in 0..=MOST {
             pulls.record_login(&image("r.example/a", digit), Login::new("ann", "1"));
             tokio::time::advance(Duration::from_millis(1)).await;

@@ -1,7 +1,7 @@
 //! Fetches chunks in a given order before readers ask for them.
 //!
-//! The most urgent chunks are requested first, in windows: chunks of one window that lie near each
-//! other share a request, and as many windows are in flight as the link carries. Waiting readers
+//! The most urgent chunks are requested first, in groups: chunks of one group that lie near each
+//! other share a request, and as many groups are in flight as the link carries. Waiting readers
 //! take precedence.
 
 use std::{
@@ -20,18 +20,18 @@ use lazuli_registry::CONNECTIONS;
 
 use super::yield_to_readers::{LONGEST_DELAY, yield_to_readers};
 use crate::{
-    cache::{Ahead, Cache, CachedBlob},
+    cache::{BytesFrom, Cache, CachedBlob},
     error::ReadError,
     request_sizes::{FIRST_NEEDED, LEAST_PART},
     source::early::Early,
 };
 
-/// Stored bytes of the first window. Each further window is twice as big, up to [`WINDOW`]: the
+/// Stored bytes of the first group. Each further group is twice as big, up to [`GROUP`]: the
 /// first reader comes soon.
 const FIRST: u64 = 256 << 10;
 
-/// Stored bytes of a later window.
-const WINDOW: u64 = 2 << 20;
+/// Stored bytes of a later group.
+const GROUP: u64 = 2 << 20;
 
 /// Stored bytes in flight at first: 1 Gbit/s at 60 ms.
 const LEAST: u64 = 8 << 20;
@@ -40,8 +40,8 @@ const LEAST: u64 = 8 << 20;
 /// them. Twice as many were 8 % faster at 100 ms, and no faster at 50 ms.
 const MOST: u64 = 16 << 20;
 
-/// Stored bytes of a window of an order while other readers wait: as much as one of them requests,
-/// and one window at a time. In the network, and at the registry, their answers queue behind it.
+/// Stored bytes of a group of an order while other readers wait: as much as one of them requests,
+/// and one group at a time. In the network, and at the registry, their answers queue behind it.
 const BESIDE: u64 = 256 << 10;
 
 /// A chunk: position of the blob in its image, and of the chunk in the blob's layout.
@@ -216,8 +216,8 @@ pub(super) async fn fetch_by(
         loop {
             let is_beside = purpose.is_beside_readers();
             size = size.min(pace.bytes() / 2);
-            let (window, most) = if is_beside { (BESIDE, BESIDE) } else { (size, pace.bytes()) };
-            if !is_last && bytes_under_way + window <= most {
+            let (group, most) = if is_beside { (BESIDE, BESIDE) } else { (size, pace.bytes()) };
+            if !is_last && bytes_under_way + group <= most {
                 break;
             }
             let Some((bytes, took, fetched)) = under_way.next().await else { break };
@@ -252,21 +252,21 @@ pub(super) async fn fetch_by(
         }
         let Some(blobs) = blobs.upgrade() else { return Ok(()) };
         let is_first = mem::take(&mut has_early);
-        let window = if is_first {
+        let group = if is_first {
             first_needed(&mut order, &blobs)
         } else {
-            let window = window(&mut order, &blobs, size);
-            size = (2 * size).min(WINDOW);
-            window
+            let group = group(&mut order, &blobs, size);
+            size = (2 * size).min(GROUP);
+            group
         };
         let held = match early {
-            None if matches!(purpose, Purpose::Order(_)) => Ahead::Rest,
-            None => Ahead::Fetch,
-            Some(early) if is_first => Ahead::EarlyAndAgain(early),
-            Some(early) => Ahead::Early(early),
+            None if matches!(purpose, Purpose::Order(_)) => BytesFrom::BackgroundRequest,
+            None => BytesFrom::Request,
+            Some(early) if is_first => BytesFrom::EarlyAndRequest(early),
+            Some(early) => BytesFrom::Early(early),
         };
         let part = (wanted.min(pace.bytes()) / CONNECTIONS).max(LEAST_PART);
-        for (blob, chunks) in &by_blob(window) {
+        for (blob, chunks) in &by_blob(group) {
             for (bytes, request) in blobs[*blob].prefetch(chunks, part, held) {
                 bytes_under_way += bytes;
                 let begun = Instant::now();
@@ -286,7 +286,7 @@ fn missing_bytes(order: &[ChunkAt], blobs: &[Arc<CachedBlob>]) -> u64 {
 }
 
 /// Takes chunks from `order` until those that are missing have `size` stored bytes.
-fn window(
+fn group(
     order: &mut impl Iterator<Item = ChunkAt>,
     blobs: &[Arc<CachedBlob>],
     size: u64,

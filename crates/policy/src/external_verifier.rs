@@ -23,18 +23,18 @@ const REASON_LIMIT: u64 = 16 << 10;
 
 /// A verifier.
 #[derive(Debug)]
-pub(crate) struct Program {
+pub(crate) struct ExternalVerifier {
     pub(crate) path: PathBuf,
     pub(crate) timeout: Duration,
 }
 
-impl fmt::Display for Program {
+impl fmt::Display for ExternalVerifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.path.display().fmt(f)
     }
 }
 
-impl Program {
+impl ExternalVerifier {
     /// Asks whether the image may run. An error is the reason why not.
     pub(crate) async fn ask(&self, name: &str, image: &Descriptor) -> Result<(), String> {
         match timeout(self.timeout, self.run(name, image)).await {

@@ -1,7 +1,7 @@
 //! A layer's compressed chunks, in the order of the layer, whichever thread compressed them.
 //!
-//! A spool is a prefix of the blob unless one of its chunks belongs to a lower layer that was read
-//! later; then [`crate::pack`] copies the others. The lowest layer's spool always is a prefix.
+//! A layer's file is a prefix of its blob unless one of its chunks belongs to a lower layer that was
+//! read later; then [`crate::pack`] copies the others. The lowest layer's file always is a prefix.
 
 use std::{
     collections::BTreeMap,
@@ -27,31 +27,31 @@ use crate::{
 /// memory.
 const MAX_WAITING: usize = 8;
 
-/// A chunk in a spool, and how it is stored there. Chunks of one unit follow each other.
-pub(crate) type Spooled = (DistinctId, InUnit);
+/// A chunk in a layer file, and how it is stored there. Chunks of one unit follow each other.
+pub(crate) type StoredChunk = (DistinctId, InUnit);
 
-/// The size that a spool has reached.
+/// The size that a layer file has reached.
 #[derive(Debug)]
 pub(crate) struct Grown {
     pub(crate) path: PathBuf,
     pub(crate) bytes: u64,
 }
 
-/// The spool of one layer while it is read.
+/// The file of a layer while the layer is read.
 #[derive(Debug)]
-pub(crate) struct Spool {
+pub(crate) struct LayerFile {
     scratch: Scratch,
-    state: Mutex<SpoolState>,
+    state: Mutex<LayerFileState>,
     /// Told whenever batches went from waiting to written.
     written: Condvar,
 }
 
 #[derive(Debug)]
-struct SpoolState {
+struct LayerFileState {
     /// `None` while a thread writes; that thread also writes batches that queue up meanwhile.
     writer: Option<Writer>,
     /// Batches that are done before an earlier one.
-    waiting: BTreeMap<u32, (Vec<u8>, Vec<Spooled>)>,
+    waiting: BTreeMap<u32, (Vec<u8>, Vec<StoredChunk>)>,
 }
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ struct Writer {
     so_far: Finished,
 }
 
-/// A finished spool.
+/// A finished layer file.
 #[derive(Debug)]
 pub(crate) struct Finished {
     /// Open at its end; `None` if nothing was written.
@@ -73,28 +73,28 @@ pub(crate) struct Finished {
     /// SHA-256 of the file.
     pub(crate) hasher: Hasher,
     /// The chunks in the file, back to back.
-    pub(crate) chunks: Vec<Spooled>,
+    pub(crate) chunks: Vec<StoredChunk>,
 }
 
-impl Spool {
-    /// An empty spool called `name`.
+impl LayerFile {
+    /// An empty layer file called `name`.
     pub(crate) fn new(scratch: &Scratch, name: &str) -> Self {
         let hasher = Algorithm::Sha256.hasher();
         let path = scratch.join(name);
         let so_far = Finished { file: None, path, hasher, chunks: Vec::new() };
         let writer = Writer { next: 0, bytes: 0, so_far };
-        let state = SpoolState { writer: Some(writer), waiting: BTreeMap::new() };
-        Spool { scratch: scratch.clone(), state: Mutex::new(state), written: Condvar::new() }
+        let state = LayerFileState { writer: Some(writer), waiting: BTreeMap::new() };
+        LayerFile { scratch: scratch.clone(), state: Mutex::new(state), written: Condvar::new() }
     }
 
     /// Adds the batch with this number; `bytes` are its chunks back to back. Every batch must be
     /// added, even without new chunks. May wait for earlier batches, until `stop` is set. Returns
-    /// the new size of the spool if this call wrote to it.
+    /// the new size of the layer file if this call wrote to it.
     pub(crate) fn add(
         &self,
         batch: u32,
         bytes: &[u8],
-        chunks: Vec<Spooled>,
+        chunks: Vec<StoredChunk>,
         stop: &AtomicBool,
     ) -> Result<Option<Grown>, BuildError> {
         let mut state = self.lock();
@@ -125,13 +125,13 @@ impl Spool {
         }
     }
 
-    /// Returns the spool after all batches were added; `None` if one of them failed.
+    /// Returns the layer file after all batches were added; `None` if one of them failed.
     pub(crate) fn finish(self) -> Option<Finished> {
         let state = self.state.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         state.writer.map(|writer| writer.so_far)
     }
 
-    fn lock(&self) -> MutexGuard<'_, SpoolState> {
+    fn lock(&self) -> MutexGuard<'_, LayerFileState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -141,12 +141,12 @@ impl Writer {
         Grown { path: self.so_far.path.clone(), bytes: self.bytes }
     }
 
-    fn write(&mut self, bytes: &[u8], chunks: Vec<Spooled>) -> io::Result<()> {
+    fn write(&mut self, bytes: &[u8], chunks: Vec<StoredChunk>) -> io::Result<()> {
         self.next += 1;
         if bytes.is_empty() {
             return Ok(());
         }
-        let Finished { file, path, hasher, chunks: spooled } = &mut self.so_far;
+        let Finished { file, path, hasher, chunks: written } = &mut self.so_far;
         let file = match file {
             Some(file) => file,
             none => {
@@ -156,7 +156,7 @@ impl Writer {
         file.write_all(bytes)?;
         self.bytes += bytes.len() as u64;
         hasher.update(bytes);
-        spooled.extend(chunks);
+        written.extend(chunks);
         Ok(())
     }
 }

@@ -215,9 +215,9 @@ impl Client {
         Preconnect::begin(self.health.clone(), join_all((0..=CONNECTIONS).map(ping)).map(drop))
     }
 
-    /// Returns whether the server may have a referrers API.
-    pub(crate) fn may_list_referrers(&self) -> bool {
-        self.pool.may_list_referrers(&self.base.origin().ascii_serialization())
+    /// Returns whether the server has a referrers API, if that is known.
+    pub(crate) fn referrers_api(&self) -> Option<ReferrersApi> {
+        self.pool.referrers_api(&self.base.origin().ascii_serialization())
     }
 
     /// Notes that the server has, or lacks, a referrers API.

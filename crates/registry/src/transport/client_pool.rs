@@ -18,8 +18,8 @@ use crate::transport::{CONNECTIONS, health::Health, protocol::Protocol, traffic:
 /// must count without a restart. Idle connections end after 90 s.
 const CLIENT_AGE: Duration = Duration::from_secs(300);
 
-/// How long a server counts as one without the referrers API, until it is asked again.
-const WITHOUT_REFERRERS: Duration = Duration::from_secs(3600);
+/// How long it is remembered whether a server has the referrers API.
+const REFERRERS_API_AGE: Duration = Duration::from_secs(3600);
 
 /// Idle connections kept for each server: enough for two starts. A burst may open more, which close
 /// afterwards.
@@ -46,9 +46,9 @@ pub struct ClientPool(Arc<Mutex<Servers>>);
 #[derive(Debug, Default)]
 struct Servers {
     health: HashMap<String, Weak<Health>>,
-    /// Servers that reported no referrers API, and when. Entries stay after a server's last image
-    /// is gone: few servers are used within the hour for which an entry counts.
-    without_referrers: HashMap<String, Instant>,
+    /// Whether servers have the referrers API, and since when that is known. Entries stay after a
+    /// server's last image is gone: few servers are used within the hour for which an entry counts.
+    referrers_api: HashMap<String, (ReferrersApi, Instant)>,
     /// When connections to a server were opened ahead.
     prepared: HashMap<String, Instant>,
     clients: Vec<SharedClient>,
@@ -111,20 +111,17 @@ impl ClientPool {
         !is_warm
     }
 
-    /// Returns whether the server may have a referrers API: it did not deny it within the last
-    /// hour.
-    pub(crate) fn may_list_referrers(&self, origin: &str) -> bool {
-        let denied = self.lock().without_referrers.get(origin).copied();
-        denied.is_none_or(|denied| denied.elapsed() >= WITHOUT_REFERRERS)
+    /// Returns whether the server has a referrers API, if an answer of the last hour told.
+    pub(crate) fn referrers_api(&self, origin: &str) -> Option<ReferrersApi> {
+        let (api, since) = self.lock().referrers_api.get(origin).copied()?;
+        (since.elapsed() < REFERRERS_API_AGE).then_some(api)
     }
 
     /// Notes that the server has, or lacks, a referrers API.
     pub(crate) fn note_referrers_api(&self, origin: &str, api: ReferrersApi) {
-        let denials = &mut self.lock().without_referrers;
-        denials.retain(|known, denied| known != origin && denied.elapsed() < WITHOUT_REFERRERS);
-        if api == ReferrersApi::Missing {
-            denials.insert(origin.to_owned(), Instant::now());
-        }
+        let known = &mut self.lock().referrers_api;
+        known.retain(|_, (_, since)| since.elapsed() < REFERRERS_API_AGE);
+        known.insert(origin.to_owned(), (api, Instant::now()));
     }
 
     fn lock(&self) -> MutexGuard<'_, Servers> {
@@ -150,16 +147,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_without_referrers_is_asked_again_after_an_hour() {
+    async fn the_referrers_api_of_a_server_is_known_for_an_hour() {
         let pool = ClientPool::default();
         pool.note_referrers_api("http://a.example", ReferrersApi::Missing);
         pool.note_referrers_api("http://b.example", ReferrersApi::Missing);
         pool.note_referrers_api("http://b.example", ReferrersApi::Present);
-        for (origin, may) in [("http://a.example", false), ("http://b.example", true)] {
-            assert_eq!(pool.may_list_referrers(origin), may, "{origin}");
-        }
-        tokio::time::advance(WITHOUT_REFERRERS).await;
-        assert!(pool.may_list_referrers("http://a.example"));
+        assert_eq!(pool.referrers_api("http://a.example"), Some(ReferrersApi::Missing));
+        assert_eq!(pool.referrers_api("http://b.example"), Some(ReferrersApi::Present));
+        assert_eq!(pool.referrers_api("http://c.example"), None);
+        tokio::time::advance(REFERRERS_API_AGE).await;
+        assert_eq!(pool.referrers_api("http://a.example"), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,7 +9,7 @@
 mod index;
 mod push;
 
-use std::collections::HashSet;
+use std::{collections::HashSet, pin::pin};
 
 use lazuli_image::{
     Digest,
@@ -44,11 +44,34 @@ pub(crate) async fn list(
     subject: &Digest,
     artifact_type: Option<&str>,
 ) -> Result<Vec<Descriptor>, RegistryError> {
-    if client.may_list_referrers()
-        && let Some(found) = listed(client, subject, artifact_type).await?
-    {
-        return Ok(found);
+    let known = client.referrers_api();
+    let mut tagged = pin!(under_tag(client, subject, artifact_type));
+    if known == Some(ReferrersApi::Missing) {
+        return tagged.await;
     }
+    let mut listed = pin!(listed(client, subject, artifact_type));
+    let mut fallback = None;
+    let listed = loop {
+        tokio::select! {
+            biased;
+            found = &mut listed => break found?,
+            // Lookups without the API would wait for its denial first.
+            found = &mut tagged, if known.is_none() && fallback.is_none() => fallback = Some(found),
+        }
+    };
+    match (listed, fallback) {
+        (Some(found), _) => Ok(found),
+        (None, Some(found)) => found,
+        (None, None) => tagged.await,
+    }
+}
+
+/// The referrers of `subject` that clients list under a tag.
+async fn under_tag(
+    client: &Client,
+    subject: &Digest,
+    artifact_type: Option<&str>,
+) -> Result<Vec<Descriptor>, RegistryError> {
     match tagged(client, subject, &client.scope("pull")).await {
         Ok(index) => Ok(index.map_or_else(Vec::new, |index| index.of_type(artifact_type))),
         // "If the tag schema does not return a valid image index, the client SHOULD assume there
@@ -99,6 +122,7 @@ async fn listed(
         // The registry may ignore filters, and pages may repeat each other.
         let entries = page.index.of_type(artifact_type).into_iter();
         found.extend(entries.filter(|entry| known.insert(entry.digest)));
+        client.note_referrers_api(ReferrersApi::Present);
         left = left.saturating_sub(page.size);
         match page.next {
             Some(next) if asked.len() < PAGE_LIMIT && !asked.contains(&next) => url = next,

@@ -113,7 +113,9 @@ pub(crate) async fn enlist(
     subject: &Digest,
     entries: &[Descriptor],
 ) -> Result<(), RegistryError> {
-    if client.may_list_referrers() && listed(client, subject, None).await?.is_some() {
+    if client.referrers_api() != Some(ReferrersApi::Missing)
+        && listed(client, subject, None).await?.is_some()
+    {
         return Ok(());
     }
     list(client, subject, entries, None).await

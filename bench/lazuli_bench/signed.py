@@ -18,12 +18,12 @@ that this registry has no referrers API, for an hour.
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
 
 from lab import REPOSITORY, corpus, drop_caches, fair_scheduling, machine, median, megabytes, need_root, run, scratch, table
+from lab.cosign import Cosign
 from lab.lazuli import Node
 from lab.link import link
 from lab.registry import remote_registry
@@ -64,27 +64,19 @@ def main(argv):
 
 
 class Signer:
-    """cosign, with a key pair of its own, and a policy that asks for it."""
+    """cosign, and a policy that asks for its signatures."""
 
     def __init__(self, work, registry):
-        self.work = work
-        self.cosign = run(REPOSITORY / "scripts/cosign").decode().strip()
-        self.environment = os.environ | {"HOME": str(work), "COSIGN_PASSWORD": "secret"}
-        self("generate-key-pair")
-        self.policy = work / "policy.toml"
-        self.policy.write_text(f'default = "accept"\n[images."{registry}"]\nkeys = ["{work / "cosign.pub"}"]\n')
-
-    def __call__(self, *arguments):
-        return run(self.cosign, *arguments, cwd=self.work, env=self.environment)
+        self.work, self.cosign, self.policy = work, Cosign(work), work / "policy.toml"
+        self.policy.write_text(f'default = "accept"\n[images."{registry}"]\nkeys = ["{self.cosign.public}"]\n')
 
     def publish(self, system, built, name):
         """Store the lazy image as NAME:lazy, signed as `system` does it."""
         with Node(self.work / "publish", "") as node:
-            sign = ["--sign", self.work / "cosign.key"] if system == "own" else []
-            run(*node.command("convert", *sign, built, f"{name}:lazy"), env=self.environment)
+            sign = ["--sign", self.cosign.private] if system == "own" else []
+            run(*node.command("convert", *sign, built, f"{name}:lazy"), env=self.cosign.environment)
             if system.startswith("cosign"):
-                self("sign", "--yes", "--key", "cosign.key", "--use-signing-config=false", "--tlog-upload=false",
-                     f"--new-bundle-format={str(system == 'cosign3').lower()}", f"{name}:lazy")
+                self.cosign.sign(f"{name}:lazy", bundle=system == "cosign3")
 
 
 def starts(work, signer, server, system, place, name):

@@ -3,9 +3,12 @@
 import contextlib
 import functools
 import socket
+import tempfile
+from pathlib import Path
 
 from lab import background, run
 from lab.containerd import listens
+from lab.cosign import Cosign
 from lab.lazuli import Lazuli, lazuli
 
 from . import Contender, Service
@@ -97,6 +100,29 @@ class Indexed(Fanotify):
         public.write_bytes(run("openssl", "pkey", "-in", private, "-pubout"))
         policy = work / "policy.toml"
         policy.write_text(f'[default]\naccept = true\nstatements = ["{public}"]\nsigned_as = ["{self.repository}"]\n')
+        return daemon(work, self.driver, f'policy = "{policy}"\n')
+
+
+class Signed(Fanotify):
+    """cosign 3 signed the image, and the node's policy asks for that."""
+
+    name, title = "lazuli-signed", "Lazuli, image signed by cosign 3"
+    is_variant = True
+
+    def __init__(self):
+        self.keys = tempfile.TemporaryDirectory()
+
+    @functools.cached_property
+    def cosign(self):
+        return Cosign(Path(self.keys.name))
+
+    def publish(self, layout, reference, work):
+        super().publish(layout, reference, work)
+        self.cosign.sign(reference)
+
+    def service(self, work):
+        policy = work / "policy.toml"
+        policy.write_text(f'[default]\nkeys = ["{self.cosign.public}"]\n')
         return daemon(work, self.driver, f'policy = "{policy}"\n')
 
 

@@ -11,7 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lazuli_image::{Algorithm, Digest, oci::chain_ids};
+use lazuli_image::{
+    Algorithm, Digest,
+    oci::{chain_ids, media_type},
+};
 use lazuli_snapshotter::api::snapshots::{
     PrepareSnapshotRequest, RemoveSnapshotRequest, StatSnapshotRequest,
     snapshots_client::SnapshotsClient,
@@ -19,7 +22,7 @@ use lazuli_snapshotter::api::snapshots::{
 use lazuli_testkit::{
     kernel::{Feature, require},
     odd,
-    registry::{FakeRegistry, Login},
+    registry::{FakeRegistry, Fault, Login},
     tls::{self, Authority},
 };
 use serde_json::Value;
@@ -250,6 +253,81 @@ fn pull_secrets_are_used_kept_renewed_and_never_shown() {
     }
     assert!(rig.logins().is_empty());
     assert_eq!(rig.registry.violations(), Vec::<String>::new());
+}
+
+/// The descriptors of the configuration and the layers in a manifest.
+fn blobs(manifest: &[u8]) -> Vec<Digest> {
+    let manifest: Value = serde_json::from_slice(manifest).unwrap();
+    let layers = manifest["layers"].as_array().unwrap().iter();
+    let all = layers.chain([&manifest["config"]]);
+    all.map(|blob| blob["digest"].as_str().unwrap().parse().unwrap()).collect()
+}
+
+/// A tenant that knows the digests of another tenant's image, and has a registry.
+#[test]
+fn a_registry_that_lacks_a_private_blob_gets_nothing_of_it_from_the_cache() {
+    if !able("fanotify") {
+        return;
+    }
+    let rig = Rig::new();
+    rig.require("hush-1");
+    assert_eq!(rig.pull(Some("hush-1")).code(), Code::AlreadyExists);
+    let image = rig.mounted();
+    assert!(read(&image, "one"));
+
+    let other = FakeRegistry::start().unwrap();
+    let manifest = rig.registry.manifest("app", "1").unwrap();
+    let blobs = blobs(&manifest);
+    for digest in &blobs {
+        other.put_blob("stolen", &rig.registry.blob("app", digest).unwrap());
+    }
+    other.put_manifest("stolen", "1", media_type::MANIFEST, &manifest);
+    // It answers HEAD, and delivers something else.
+    let data = &blobs[0].to_string();
+    other.fault("GET", data, usize::MAX, Fault::WrongBytes);
+    let (name, at) = (format!("{}/stolen:1", other.host()), rig.lazuli.directory("stolen"));
+    for restart in [false, true] {
+        if restart {
+            rig.lazuli.kill(rig.lazuli.worker());
+        }
+        let error = rig.lazuli.fails(["mount", &name, "stolen"]);
+        let expected = format!("the registry does not deliver blob {data}");
+        assert!(error.contains(&expected) && error.contains(&other.host()), "{error}");
+        assert!(read(&image, "one"));
+    }
+
+    other.clear_faults();
+    rig.lazuli.ok(["mount", &name, "stolen"]);
+    assert!(read(&at, "one") && read(&image, "one"));
+    rig.lazuli.ok(["umount", "stolen"]);
+    // From now on it need not prove it again.
+    other.fault("GET", data, usize::MAX, Fault::WrongBytes);
+    rig.lazuli.ok(["mount", &name, "stolen"]);
+    rig.lazuli.ok(["umount", "stolen"]);
+}
+
+/// The same with a blob of its own that has a chunk of the private one.
+#[test]
+fn chunks_of_a_private_image_are_copied_within_its_repository_only() {
+    if !able("fanotify") {
+        return;
+    }
+    let rig = Rig::new();
+    let other = FakeRegistry::start().unwrap();
+    let name = format!("{}/stolen:1", other.host());
+    fs::write(rig.lazuli.path("source").join("more"), odd::random(9, 300_000)).unwrap();
+    convert(&rig.lazuli, &name);
+    let stolen = blobs(&other.manifest("stolen", "1").unwrap())[0];
+    assert_ne!(stolen, blobs(&rig.registry.manifest("app", "1").unwrap())[0]);
+    rig.require("hush-1");
+    assert_eq!(rig.pull(Some("hush-1")).code(), Code::AlreadyExists);
+    assert!(read(&rig.mounted(), "one"));
+
+    other.fault("GET", &stolen.to_string(), usize::MAX, Fault::WrongBytes);
+    let at = rig.lazuli.directory("stolen");
+    rig.lazuli.ok(["mount", &name, "stolen"]);
+    assert!(!read(&at, "one"));
+    rig.lazuli.ok(["umount", "stolen"]);
 }
 
 /// An authority of our own, and files that change while the image is in use.

@@ -14,7 +14,10 @@ use std::{
 
 use lazuli_image::{BLOCK_SIZE, Blob, Chunk, Digest};
 
-use super::{Cache, CacheError, ReadyMap, layout::Layout, store::Store};
+use super::{
+    Cache, CacheError, ReadyMap, allowed_repositories::AllowedRepositories, layout::Layout,
+    store::Store,
+};
 use crate::sync::lock;
 
 /// Chunks that are known at most, in up to 36 MB. As many as forty images of python:3.12's size
@@ -29,9 +32,16 @@ pub(super) struct ChunkIndex(Mutex<Locations>);
 struct Locations {
     /// By the beginning of the digest.
     chunks: HashMap<u64, Location>,
-    /// Names of directories in the cache.
-    blobs: Vec<Arc<str>>,
+    blobs: Vec<KnownBlob>,
     numbers: HashMap<Arc<str>, u32>,
+}
+
+/// A blob that has chunks.
+#[derive(Debug)]
+struct KnownBlob {
+    /// The name of its directory in the cache.
+    key: Arc<str>,
+    allowed: Arc<AllowedRepositories>,
 }
 
 /// The place of a chunk's bytes.
@@ -45,13 +55,20 @@ struct Location {
 
 impl ChunkIndex {
     /// Notes that the blob in a directory has some chunks.
-    pub(super) fn enter<'a>(&self, key: &str, chunks: impl Iterator<Item = &'a Chunk>) {
+    pub(super) fn enter<'a>(
+        &self,
+        key: &str,
+        allowed: &Arc<AllowedRepositories>,
+        chunks: impl Iterator<Item = &'a Chunk>,
+    ) {
         let mut index = lock(&self.0);
         let index = &mut *index;
         let blob = *index.numbers.entry(key.into()).or_insert_with_key(|key| {
-            index.blobs.push(key.clone());
+            index.blobs.push(KnownBlob { key: key.clone(), allowed: allowed.clone() });
             (index.blobs.len() - 1) as u32
         });
+        // It may have been opened again.
+        index.blobs[blob as usize].allowed = allowed.clone();
         for chunk in chunks {
             let place = Location { blob, block: (chunk.decoded.0 / BLOCK_SIZE) as u32 };
             if index.chunks.len() < MAX_CHUNKS {
@@ -79,12 +96,18 @@ impl ChunkIndex {
     }
 
     /// The directory and the first block of a blob, another one than that in `own`, that has a
-    /// chunk.
-    pub(super) fn find(&self, own: &str, chunk: &Chunk) -> Option<(Arc<str>, u32)> {
+    /// chunk and may share it with images of `own`.
+    pub(super) fn find(
+        &self,
+        own: &str,
+        allowed: &AllowedRepositories,
+        chunk: &Chunk,
+    ) -> Option<(Arc<str>, u32)> {
         let index = lock(&self.0);
         let place = index.chunks.get(&beginning(&chunk.digest))?;
-        let key = &index.blobs[place.blob as usize];
-        (**key != *own).then(|| (key.clone(), place.block))
+        let blob = &index.blobs[place.blob as usize];
+        let is_usable = *blob.key != *own && blob.allowed.share_with(allowed);
+        is_usable.then(|| (blob.key.clone(), place.block))
     }
 }
 
@@ -104,7 +127,8 @@ impl Cache {
         let known = ReadyMap::new(layout.chunks().len(), &known);
         let chunks = layout.chunks().iter().enumerate();
         let here = chunks.filter(|(at, _)| known.is_ready(*at)).map(|(_, chunk)| chunk);
-        self.chunk_index.enter(&key, here);
+        let allowed = Arc::new(AllowedRepositories::read(&self.dir.join(&key)));
+        self.chunk_index.enter(&key, &allowed, here);
         Ok(())
     }
 

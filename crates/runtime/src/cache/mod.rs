@@ -12,6 +12,7 @@
 
 use lazuli_sys::path_error::{At as _, PathError};
 
+mod allowed_repositories;
 mod blob;
 mod budget;
 mod chunk_index;

@@ -60,6 +60,17 @@ pub enum DaemonError {
         /// The blob.
         blob: Digest,
     },
+    /// The cache has the blob of a private image, and the registry does not have it.
+    #[error(
+        "{image}: the registry does not deliver blob {blob}, which this node has from a private \
+         image of another repository; push the image with all of its blobs"
+    )]
+    NotProven {
+        /// The image.
+        image: String,
+        /// The blob.
+        blob: Digest,
+    },
     /// The name has no digest, so it may mean different images.
     #[error("{image}: expected a name with the digest of a manifest, as in r.example/a@sha256:…")]
     NoDigest {

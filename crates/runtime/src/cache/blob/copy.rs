@@ -12,7 +12,8 @@ impl CachedBlob {
     /// Offers chunks of this blob to other blobs.
     pub(super) fn offer(&self, chunks: impl Iterator<Item = usize>) {
         let Some(cache) = self.cache.upgrade() else { return };
-        cache.chunk_index.enter(self.file.store().key(), chunks.map(|at| self.chunk(at)));
+        let key = self.file.store().key();
+        cache.chunk_index.enter(key, &self.allowed, chunks.map(|at| self.chunk(at)));
     }
 
     /// Withdraws offers of chunks that are gone.
@@ -26,7 +27,8 @@ impl CachedBlob {
     pub(super) fn take_from_other_blobs(&self, missing: &mut Vec<usize>) -> Vec<usize> {
         let Some(cache) = self.cache.upgrade() else { return Vec::new() };
         let key = self.file.store().key();
-        let is_there = |at: &mut usize| cache.chunk_index.find(key, self.chunk(*at)).is_some();
+        let is_there =
+            |at: &mut usize| cache.chunk_index.find(key, &self.allowed, self.chunk(*at)).is_some();
         missing.extract_if(.., is_there).collect()
     }
 
@@ -53,7 +55,8 @@ impl CachedBlob {
 fn copy(blob: &Arc<CachedBlob>, at: usize) -> Result<bool, ReadError> {
     let chunk = blob.chunk(at);
     let Some(cache) = blob.cache.upgrade() else { return Ok(false) };
-    let Some((key, block)) = cache.chunk_index.find(blob.file.store().key(), chunk) else {
+    let own = blob.file.store().key();
+    let Some((key, block)) = cache.chunk_index.find(own, &blob.allowed, chunk) else {
         return Ok(false);
     };
     let mut bytes = vec![0; chunk.decoded_size as usize];

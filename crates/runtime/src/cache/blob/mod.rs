@@ -47,6 +47,7 @@ pub use self::{
 pub(crate) use self::{listeners::Listener, prefetch::BytesFrom};
 use super::{
     Cache, CacheError, Settings,
+    allowed_repositories::AllowedRepositories,
     layout::Layout,
     readahead::Runs,
     released_readers::{BlobKey, Released},
@@ -79,6 +80,7 @@ pub struct CachedBlob {
     settings: Settings,
     residency: Residency,
     file: BlobFile,
+    allowed: Arc<AllowedRepositories>,
     guarded: Guarded,
     sources: Sources,
     /// The sequential reads of readers.
@@ -101,6 +103,7 @@ impl CachedBlob {
         layout: Layout,
         cache: &Cache,
     ) -> Result<Arc<Self>, CacheError> {
+        let allowed = Arc::new(AllowedRepositories::read(&dir));
         let (store, found) = Store::open(dir, &layout, cache)?;
         let chunks = layout.chunks().len();
         let sealed: &[u64] = if found.sealed { &found.durable } else { &[] };
@@ -112,6 +115,7 @@ impl CachedBlob {
             guarded: Guarded::new(residency.is_full()),
             residency,
             file: BlobFile::new(store, found),
+            allowed,
             sources: Sources::default(),
             runs: Runs::default(),
             counters: Counters::default(),
@@ -142,6 +146,11 @@ impl CachedBlob {
     /// Returns whether the file has every chunk of the range, checked by this process or not.
     pub fn is_filled(&self, range: &Range<Decoded>) -> bool {
         self.layout.chunks_in(range).all(|at| self.has(at))
+    }
+
+    /// The repositories whose images may use what is here of the blob.
+    pub(crate) fn allowed_repositories(&self) -> &AllowedRepositories {
+        &self.allowed
     }
 
     /// Notifies `listener` of the chunks that drivers ask for, as long as it lives.

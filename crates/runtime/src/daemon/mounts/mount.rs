@@ -13,7 +13,7 @@ use crate::{
         filesystems::{attachment::Attachment, users},
         node::Node,
         record::MountRecord,
-        served::{image::ServedImage, route::ImageRoute},
+        served::{image::ServedImage, possession, route::ImageRoute},
     },
     image::{Fetched, StoredImage},
     kernel::{
@@ -66,6 +66,7 @@ impl Node {
             // between images. So indexes that only the repository vouches for must not count here.
             options.indexes = IndexTrust::Nothing;
         }
+        let mountpoint = request.mountpoint.clone();
         let route = ImageRoute::to(&name, &options);
         let repository = route.open()?;
         let images = self.root.join("images");
@@ -134,7 +135,12 @@ impl Node {
         };
         let config = stored.config.clone();
         let manifest_digest = stored.manifest_digest;
+        let proven = possession::prove(&stored, &name, &options, &self.cache).await?;
         let image = self.serve(stored, &verified, route).await?;
+        drop(proven);
+        if self.admission.logins.of(&mountpoint).is_some() {
+            possession::keep_private(&image, &*repository)?;
+        }
         remembering.await;
         if image.is_first_start() {
             self.prefetcher.start(image.prefetched(repository), known);

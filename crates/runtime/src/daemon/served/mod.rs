@@ -2,5 +2,6 @@
 
 pub(super) mod image;
 pub(super) mod images;
+pub(super) mod possession;
 pub(super) mod refresh_routes;
 pub(super) mod route;

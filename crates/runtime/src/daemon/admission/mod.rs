@@ -1,6 +1,7 @@
 //! From the name in a request to an image that may run: resolve, fetch its metadata once, ask the
 //! policy.
 
+pub(super) mod checked;
 pub(super) mod expected;
 pub(super) mod fetch_locks;
 pub(super) mod logins;
@@ -11,6 +12,7 @@ pub(super) mod resolve;
 
 use std::{path::Path, sync::Arc};
 
+use checked::Checked;
 use expected::Expected;
 use fetch_locks::FetchLocks;
 use lazuli_policy::Gate;
@@ -30,6 +32,7 @@ pub(super) struct Admission {
     pub(super) logins: Logins,
     pub(super) fetch_locks: FetchLocks,
     pub(super) recent: Recent,
+    pub(super) checked: Checked,
     pub(super) expected: Expected,
     pub(super) pins: Arc<Pins>,
 }
@@ -45,6 +48,7 @@ impl Admission {
             logins,
             fetch_locks: FetchLocks::default(),
             recent: Recent::default(),
+            checked: Checked::default(),
             expected: Expected::default(),
             pins: Arc::default(),
         })

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lazuli_image::Digest;
 use lazuli_policy::{Question, Verified, manifest_descriptor};
-use lazuli_registry::{ImageName, Manifest, Options, Replacement, SeekableLayers, Selector};
+use lazuli_registry::{ImageName, Login, Manifest, Options, Replacement, SeekableLayers, Selector};
 use tokio::{
     sync::oneshot,
     task::{JoinError, JoinHandle},
@@ -73,13 +73,15 @@ impl Admission {
 }
 
 impl Images {
-    /// Waits for `admission`. The metadata for the mount is fetched meanwhile and afterwards:
-    /// containerd requests the mount as soon as it has its answer.
+    /// Waits for `admission`. The metadata for the mount is fetched meanwhile and afterwards, and
+    /// the image's blobs are looked for with its `login`: containerd requests the mount as soon as
+    /// it has its answer.
     pub(in crate::daemon) async fn admit_ahead(
         &self,
         request: &MountRequest,
         manifest: Arc<Manifest>,
-        login: Option<Lent>,
+        login: Option<&Login>,
+        lent: Option<Lent>,
         admission: JoinHandle<Result<Verified, DaemonError>>,
     ) -> Result<(), DaemonError> {
         let ended = |ended: Result<_, JoinError>| ended.unwrap_or(Err(DaemonError::Stopping));
@@ -103,9 +105,15 @@ impl Images {
                 }
             }
         };
+        let (checker, checked, login) = (self.clone(), request.clone(), login.cloned());
+        tokio::spawn(async move {
+            if let Err(error) = checker.check(&checked, login.as_ref()).await {
+                tracing::debug!(error = error.for_people(), "checked again before it is mounted");
+            }
+        });
         let (node, image) = (self.0.clone(), request.image.clone());
         tokio::spawn(async move {
-            let _login = login;
+            let _lent = lent;
             let _lock = node.admission.fetch_locks.lock(&image).await;
             let _pin = node.admission.pins.pin(&images, manifest.digest);
             let seekable = SeekableLayers::Ordinary;

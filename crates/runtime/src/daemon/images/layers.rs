@@ -21,7 +21,7 @@ impl Images {
         login: Option<&Login>,
     ) -> Result<Vec<Digest>, DaemonError> {
         let (name, digest) = request.name_and_digest()?;
-        let login = login.map(|login| self.0.admission.logins.lend(&name, login.clone()));
+        let lent = login.map(|login| self.0.admission.logins.lend(&name, login.clone()));
         // Both at the same time, since each of them takes round trips.
         let (node, admitted) = (self.0.clone(), request.clone());
         let admission = tokio::spawn(async move { node.admission.admit_pinned(&admitted).await });
@@ -29,7 +29,7 @@ impl Images {
         expect(&manifest, &name, &digest)?;
         let layers = chain::of_data(&manifest.parsed);
         let layers = layers.ok_or_else(|| ImageError::NotLazy { image: name.to_string() })?;
-        self.admit_ahead(request, manifest, login, admission).await?;
+        self.admit_ahead(request, manifest, login, lent, admission).await?;
         Ok(layers)
     }
 

@@ -56,6 +56,9 @@ impl Images {
         request: &MountRequest,
         login: Option<&Login>,
     ) -> Result<(), DaemonError> {
+        if self.0.admission.checked.has(&request.image, login) {
+            return Ok(());
+        }
         let name: ImageName = request.image.parse()?;
         // Only as long as this takes: it may be wrong.
         let _login = login.map(|login| self.0.admission.logins.lend(&name, login.clone()));
@@ -81,8 +84,10 @@ impl Images {
                 }
             })
             .buffer_unordered(PARALLEL)
-            .try_collect()
-            .await
+            .try_collect::<()>()
+            .await?;
+        self.0.admission.checked.insert(&request.image, login);
+        Ok(())
     }
 
     /// Mounts an image, unless its mount point has a mount of this daemon; admission is checked in

@@ -99,11 +99,12 @@ impl Case {
                 }
             }
         });
-        let requests: u64 = scene.servers().map(|server| server.stats().requests).sum();
-        let bytes: u64 = scene.servers().map(|server| server.stats().bytes).sum();
         let counted =
             |key: &str| scene.status()[key].as_u64().unwrap() - before[key].as_u64().unwrap();
         let counted = (counted("requests"), counted("bytes_fetched"));
+        // Read last: an answer that drips goes on until its connection is seen to be closed.
+        let requests: u64 = scene.servers().map(|server| server.stats().requests).sum();
+        let bytes: u64 = scene.servers().map(|server| server.stats().bytes).sum();
         let right = match seen {
             Seen::Right => started + after,
             Seen::Eio => {

@@ -1,7 +1,8 @@
 //! A layer's compressed chunks, in the order of the layer, whichever thread compressed them.
 //!
-//! A layer's file is a prefix of its blob unless one of its chunks belongs to a lower layer that was
-//! read later; then [`crate::pack`] copies the others. The lowest layer's file always is a prefix.
+//! A layer's file is a prefix of its blob unless one of its chunks belongs to a lower layer that
+//! was read later; then [`crate::pack`] copies the others. The lowest layer's file always is a
+//! prefix.
 
 use std::{
     collections::BTreeMap,

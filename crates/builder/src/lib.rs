@@ -2,12 +2,12 @@
 //!
 //! [`build`] converts the layers of an image, lowest first, to data blobs and a bootstrap.
 //! [`merge`] stops at the tree and the digests of its chunks, to compare an image with its source.
-//! [`build_with`] stores only chunks that no blob of a [`Dictionary`] has, skips layers that have a
-//! [`LayerContents`], and adds layers to a stored image with a [`Base`]. [`bake`] reorders the chunks
-//! of a finished image so that those of a start come first. [`index`] makes parts of an unmodified
-//! image readable. [`combine`] overlays finished images, including those of single layers from
-//! [`build_layer`]. [`unpack`] converts a lazy image back to a tar, a directory or an ordinary
-//! image.
+//! [`build_with`] stores only chunks that no blob of a [`Dictionary`] has, skips layers that have
+//! [`LayerContents`], and adds layers to a stored image with a [`Base`]. [`bake`] reorders the
+//! chunks of a finished image so that those of a start come first. [`index`] makes parts of an
+//! unmodified image readable. [`combine`] overlays finished images, including those of single
+//! layers from [`build_layer`]. [`unpack`] converts a lazy image back to a tar, a directory or an
+//! ordinary image.
 //!
 //! ```text
 //! layer ─ stream ─ tar ─┐                  ┌─ overlay ─ tree ─────────────────┐

@@ -89,8 +89,8 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
     }
 
     /// Blobs with chunks missing from [`Bootstrap::blobs`], because only the CI tables name their
-    /// units: see [`super::place`]. Indexes of gzip layers are such blobs, and batched blobs by
-    /// other writers.
+    /// units: see [`super::place_chunks`]. Indexes of gzip layers are such blobs, and batched blobs
+    /// by other writers.
     pub fn unplaced(&self) -> &[BlobIndex] {
         &self.tables.unplaced
     }

@@ -61,7 +61,7 @@ pub struct WrittenIndex {
     pub bytes: Vec<u8>,
     /// SHA-256 of the part of it that a node needs to read the layer.
     pub tables: Digest,
-    /// The layer, with chunks that are [in no unit yet](super::place).
+    /// The layer, with chunks that are [in no unit yet](super::place_chunks).
     pub record: BlobRecord,
 }
 

@@ -1,4 +1,4 @@
-//! Images whose blobs were found in their registry a moment ago.
+//! Images whose blobs were found in their registry during verification.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -26,11 +26,14 @@ impl Checked {
         entries.push((image.to_owned(), login.cloned(), Instant::now()));
     }
 
-    /// Returns whether all blobs of `image` were just found with `login`.
-    pub(in crate::daemon) fn has(&self, image: &str, login: Option<&Login>) -> bool {
-        lock(&self.0).iter().any(|(name, with, since)| {
-            name == image && with.as_ref() == login && since.elapsed() < AGE
-        })
+    /// Returns whether all blobs of `image` were just found with `login`. Each result counts once:
+    /// a later pull looks again.
+    pub(in crate::daemon) fn take(&self, image: &str, login: Option<&Login>) -> bool {
+        let mut entries = lock(&self.0);
+        entries.retain(|(.., since)| since.elapsed() < AGE);
+        let found =
+            entries.iter().position(|(name, with, _)| name == image && with.as_ref() == login);
+        found.map(|at| entries.swap_remove(at)).is_some()
     }
 }
 
@@ -39,15 +42,17 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_result_counts_for_its_login_and_half_a_minute() {
+    async fn a_result_counts_once_for_its_login_and_half_a_minute() {
         let [one, other] = ["one", "other"].map(|user| Login::new(user, "x"));
         let checked = Checked::default();
         checked.insert("r.example/a@sha256:1", Some(&one));
-        assert!(checked.has("r.example/a@sha256:1", Some(&one)));
-        assert!(!checked.has("r.example/a@sha256:1", Some(&other)));
-        assert!(!checked.has("r.example/a@sha256:1", None));
-        assert!(!checked.has("r.example/b@sha256:1", Some(&one)));
+        assert!(!checked.take("r.example/a@sha256:1", Some(&other)));
+        assert!(!checked.take("r.example/a@sha256:1", None));
+        assert!(!checked.take("r.example/b@sha256:1", Some(&one)));
+        assert!(checked.take("r.example/a@sha256:1", Some(&one)));
+        assert!(!checked.take("r.example/a@sha256:1", Some(&one)));
+        checked.insert("r.example/a@sha256:1", Some(&one));
         tokio::time::advance(AGE).await;
-        assert!(!checked.has("r.example/a@sha256:1", Some(&one)));
+        assert!(!checked.take("r.example/a@sha256:1", Some(&one)));
     }
 }

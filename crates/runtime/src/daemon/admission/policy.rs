@@ -107,8 +107,12 @@ impl Images {
         };
         let (checker, checked, login) = (self.clone(), request.clone(), login.cloned());
         tokio::spawn(async move {
-            if let Err(error) = checker.check(&checked, login.as_ref()).await {
-                tracing::debug!(error = error.for_people(), "checked again before it is mounted");
+            match checker.check(&checked, login.as_ref()).await {
+                Ok(()) => checker.0.admission.checked.insert(&checked.image, login.as_ref()),
+                Err(error) => {
+                    let error = error.for_people();
+                    tracing::debug!(error, "checked again before it is mounted");
+                }
             }
         });
         let (node, image) = (self.0.clone(), request.image.clone());

@@ -56,7 +56,7 @@ impl Images {
         request: &MountRequest,
         login: Option<&Login>,
     ) -> Result<(), DaemonError> {
-        if self.0.admission.checked.has(&request.image, login) {
+        if self.0.admission.checked.take(&request.image, login) {
             return Ok(());
         }
         let name: ImageName = request.image.parse()?;
@@ -84,10 +84,8 @@ impl Images {
                 }
             })
             .buffer_unordered(PARALLEL)
-            .try_collect::<()>()
-            .await?;
-        self.0.admission.checked.insert(&request.image, login);
-        Ok(())
+            .try_collect()
+            .await
     }
 
     /// Mounts an image, unless its mount point has a mount of this daemon; admission is checked in

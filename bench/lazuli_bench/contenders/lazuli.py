@@ -109,12 +109,13 @@ class Signed(Fanotify):
     name, title = "lazuli-signed", "Lazuli, image signed by cosign 3"
     is_variant = True
 
-    def __init__(self):
-        self.keys = tempfile.TemporaryDirectory()
-
     @functools.cached_property
     def cosign(self):
         return Cosign(Path(self.keys.name))
+
+    @functools.cached_property
+    def keys(self):
+        return tempfile.TemporaryDirectory()
 
     def publish(self, layout, reference, work):
         super().publish(layout, reference, work)

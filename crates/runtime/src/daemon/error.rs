@@ -70,6 +70,8 @@ pub enum DaemonError {
         image: String,
         /// The blob.
         blob: Digest,
+        /// Why.
+        source: ReadError,
     },
     /// The name has no digest, so it may mean different images.
     #[error("{image}: expected a name with the digest of a manifest, as in r.example/a@sha256:…")]

@@ -49,11 +49,14 @@ fn corrupt(blob: &CachedBlob, chunk: &Chunk, problem: String) -> ReadError {
     ReadError::Corrupt { blob: blob.id(), chunk: chunk.number, range, problem }
 }
 
+/// Takes a chunk out of the decoded `unit`, and checks it.
+fn verified<'a>(blob: &CachedBlob, chunk: &Chunk, unit: &'a [u8]) -> Result<&'a [u8], ReadError> {
+    chunk.verified(unit).map_err(|error| corrupt(blob, chunk, error.to_string()))
+}
+
 /// Takes a chunk out of the decoded `unit`, checks it, writes it and marks it ready. Blocks.
 fn accept(blob: &Arc<CachedBlob>, at: usize, unit: &[u8]) -> Result<(), ReadError> {
-    let chunk = blob.chunk(at);
-    let bytes = chunk.verified(unit).map_err(|error| corrupt(blob, chunk, error.to_string()))?;
-    blob.keep(at, bytes)
+    blob.keep(at, verified(blob, blob.chunk(at), unit)?)
 }
 
 /// Groups chunks by the unit that they are decoded from.
@@ -140,4 +143,19 @@ pub(super) async fn commit_one(
         accept(&worker, at, decoded)
     };
     blob.run(Priority::Reader, decode_and_accept).await
+}
+
+/// Checks the only chunk of an answer, and keeps nothing.
+pub(super) async fn check_one(
+    blob: &Arc<CachedBlob>,
+    at: usize,
+    answer: Answer,
+) -> Result<(), ReadError> {
+    let worker = blob.clone();
+    let decode_and_check = move || {
+        let (chunk, mut buffer) = (worker.chunk(at), Vec::new());
+        let decoded = decode(&worker, chunk, &answer.bytes, &mut buffer)?;
+        verified(&worker, chunk, decoded).map(drop)
+    };
+    blob.run(Priority::Reader, decode_and_check).await
 }

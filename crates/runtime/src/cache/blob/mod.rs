@@ -14,6 +14,7 @@ mod file;
 mod foresight;
 mod guard;
 mod listeners;
+mod possession;
 mod prefetch;
 mod recheck;
 mod residency;

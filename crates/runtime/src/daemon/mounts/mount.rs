@@ -135,7 +135,7 @@ impl Node {
         };
         let config = stored.config.clone();
         let manifest_digest = stored.manifest_digest;
-        let proven = possession::prove(&stored, &name, &options, &self.cache).await?;
+        let proven = possession::prove(&stored, &name, &options, &*repository, &self.cache).await?;
         let image = self.serve(stored, &verified, route).await?;
         drop(proven);
         if self.admission.logins.of(&mountpoint).is_some() {

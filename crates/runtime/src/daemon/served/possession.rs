@@ -5,13 +5,9 @@
 //! deliver them. So such a registry first has to deliver a chunk chosen at random, which is checked
 //! like any other.
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    sync::Arc,
-};
+use std::sync::Arc;
 
-use futures_util::future::try_join_all;
-use lazuli_image::{Blob, codec::Decoder};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use lazuli_registry::{ImageName, Options, Pull, open};
 use lazuli_sys::path_error::At as _;
 
@@ -19,34 +15,52 @@ use crate::{
     cache::{Cache, CachedBlob},
     daemon::{DaemonError, served::image::ServedImage},
     image::StoredImage,
+    source::RepositorySource,
 };
 
-/// Makes sure that the repository of `name` may use what the cache has of the image's blobs. The
-/// blobs stay open as long as the result lives.
+/// Proofs at a time for one image.
+const PARALLEL: usize = 8;
+
+/// Makes sure that `repository`, which `name` means, may use what the cache has of the image's
+/// blobs. The blobs stay open as long as the result lives.
 pub(in crate::daemon) async fn prove(
     stored: &StoredImage,
     name: &ImageName,
     options: &Options,
+    repository: &dyn Pull,
     cache: &Cache,
 ) -> Result<Vec<Arc<CachedBlob>>, DaemonError> {
-    // Peers deliver by digest, whoever asks.
-    let repository = open(name, &Options { dragonfly: None, ..options.clone() })?;
     let Some(asking) = repository.repository_name() else { return Ok(Vec::new()) };
     let (mut cached, mut private) = (Vec::new(), Vec::new());
     for blob in stored.bootstrap.blobs() {
         let Some(found) = cache.find(blob)? else { continue };
         if !found.allowed_repositories().allow(&asking) {
-            private.push((blob, found.clone()));
+            private.push((found.clone(), blob.stored_size));
         }
         cached.push(found);
     }
-    try_join_all(private.iter().map(|(blob, _)| deliver_any(&*repository, blob))).await?;
-    private.iter().try_for_each(|(_, blob)| allow(blob, &asking))?;
+    if private.is_empty() {
+        return Ok(cached);
+    }
+    // Peers deliver by digest, whoever asks.
+    let registry: Arc<dyn Pull> = open(name, &Options { dragonfly: None, ..options.clone() })?;
+    let proofs = private.into_iter().map(|(blob, size)| {
+        let source = Arc::new(RepositorySource::new(registry.clone(), blob.id(), size));
+        let image = registry.describe();
+        let asking = &asking;
+        async move {
+            let proof = blob.prove(source).await;
+            let not_proven = |source| DaemonError::NotProven { image, blob: blob.id(), source };
+            proof.map_err(not_proven)?;
+            allow(&blob, asking)
+        }
+    });
+    stream::iter(proofs).buffer_unordered(PARALLEL).try_collect::<()>().await?;
     Ok(cached)
 }
 
-/// Makes the blobs of an image private if only a pull secret lets clients of `repository` read
-/// them.
+/// Makes the blobs of an image that came with a pull secret private, unless `repository` was just
+/// read without one.
 pub(in crate::daemon) fn keep_private(
     image: &ServedImage,
     repository: &dyn Pull,
@@ -61,26 +75,4 @@ pub(in crate::daemon) fn keep_private(
 
 fn allow(blob: &CachedBlob, repository: &str) -> Result<(), DaemonError> {
     Ok(blob.allowed_repositories().add(repository).at(blob.path())?)
-}
-
-/// Fetches a chunk of `blob` chosen at random, and checks it.
-async fn deliver_any(repository: &dyn Pull, blob: &Blob) -> Result<(), DaemonError> {
-    if blob.chunks.is_empty() {
-        return Ok(());
-    }
-    let random = RandomState::new().hash_one(blob.id);
-    let chunk = blob.chunks[(random % blob.chunks.len() as u64) as usize];
-    let range = chunk.stored..chunk.stored_end();
-    let stored = repository.read(&blob.id, blob.stored_size, range, &|_| {}).await?;
-    let of_blob = blob.clone();
-    let is_right = tokio::task::spawn_blocking(move || {
-        let mut buffer = Vec::new();
-        Decoder::new()
-            .unit(&of_blob.unit(&chunk), &stored, &mut buffer)
-            .is_ok_and(|unit| chunk.verified(unit).is_ok())
-    });
-    if is_right.await.unwrap_or(false) {
-        return Ok(());
-    }
-    Err(DaemonError::NotProven { image: repository.describe(), blob: blob.id })
 }

@@ -1,9 +1,9 @@
-//! Images whose blobs were found in their registry during verification.
+//! Images whose blobs are looked for in their registry during verification.
 
 use std::{sync::Mutex, time::Duration};
 
 use lazuli_registry::Login;
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 
 use crate::sync::lock;
 
@@ -11,29 +11,52 @@ use crate::sync::lock;
 /// again.
 const AGE: Duration = Duration::from_secs(30);
 
-/// An image by its name with a digest, the login that was used, and when.
-type Entry = (String, Option<Login>, Instant);
+/// A search for all blobs of an image.
+#[derive(Debug)]
+struct Search {
+    /// By its name with a digest.
+    image: String,
+    /// What is found with a login counts for this login only.
+    login: Option<Login>,
+    began: Instant,
+    found: oneshot::Receiver<()>,
+}
 
-/// What was found with a login counts for this login only.
+/// Each search counts for one mount: a later pull looks again.
 #[derive(Debug, Default)]
-pub(in crate::daemon) struct Checked(Mutex<Vec<Entry>>);
+pub(in crate::daemon) struct Checked(Mutex<Vec<Search>>);
 
 impl Checked {
-    /// Notes that all blobs of `image` were found with `login`.
-    pub(in crate::daemon) fn insert(&self, image: &str, login: Option<&Login>) {
-        let mut entries = lock(&self.0);
-        entries.retain(|(.., since)| since.elapsed() < AGE);
-        entries.push((image.to_owned(), login.cloned(), Instant::now()));
+    /// Notes that the blobs of `image` are looked for with `login`. The caller sends a message when
+    /// all are found, and drops the sender if they aren't.
+    pub(in crate::daemon) fn begin(
+        &self,
+        image: &str,
+        login: Option<&Login>,
+    ) -> oneshot::Sender<()> {
+        let (tell, found) = oneshot::channel();
+        let (image, login) = (image.to_owned(), login.cloned());
+        let mut searches = lock(&self.0);
+        searches.retain(|search| search.began.elapsed() < AGE);
+        searches.push(Search { image, login, began: Instant::now(), found });
+        tell
     }
 
-    /// Returns whether all blobs of `image` were just found with `login`. Each result counts once:
-    /// a later pull looks again.
-    pub(in crate::daemon) fn take(&self, image: &str, login: Option<&Login>) -> bool {
-        let mut entries = lock(&self.0);
-        entries.retain(|(.., since)| since.elapsed() < AGE);
-        let found =
-            entries.iter().position(|(name, with, _)| name == image && with.as_ref() == login);
-        found.map(|at| entries.swap_remove(at)).is_some()
+    /// Waits for a search for the blobs of `image` with `login`, if there is one. Returns whether
+    /// it found all of them.
+    pub(in crate::daemon) async fn take(&self, image: &str, login: Option<&Login>) -> bool {
+        let search = {
+            let mut searches = lock(&self.0);
+            searches.retain(|search| search.began.elapsed() < AGE);
+            let at = searches
+                .iter()
+                .position(|search| search.image == image && search.login.as_ref() == login);
+            at.map(|at| searches.swap_remove(at))
+        };
+        match search {
+            Some(search) => search.found.await.is_ok(),
+            None => false,
+        }
     }
 }
 
@@ -41,18 +64,38 @@ impl Checked {
 mod tests {
     use super::*;
 
+    const IMAGE: &str = "r.example/a@sha256:1";
+
     #[tokio::test(start_paused = true)]
     async fn a_result_counts_once_for_its_login_and_half_a_minute() {
         let [one, other] = ["one", "other"].map(|user| Login::new(user, "x"));
         let checked = Checked::default();
-        checked.insert("r.example/a@sha256:1", Some(&one));
-        assert!(!checked.take("r.example/a@sha256:1", Some(&other)));
-        assert!(!checked.take("r.example/a@sha256:1", None));
-        assert!(!checked.take("r.example/b@sha256:1", Some(&one)));
-        assert!(checked.take("r.example/a@sha256:1", Some(&one)));
-        assert!(!checked.take("r.example/a@sha256:1", Some(&one)));
-        checked.insert("r.example/a@sha256:1", Some(&one));
+        checked.begin(IMAGE, Some(&one)).send(()).unwrap();
+        assert!(!checked.take(IMAGE, Some(&other)).await);
+        assert!(!checked.take(IMAGE, None).await);
+        assert!(!checked.take("r.example/b@sha256:1", Some(&one)).await);
+        assert!(checked.take(IMAGE, Some(&one)).await);
+        assert!(!checked.take(IMAGE, Some(&one)).await);
+        checked.begin(IMAGE, Some(&one)).send(()).unwrap();
         tokio::time::advance(AGE).await;
-        assert!(!checked.take("r.example/a@sha256:1", Some(&one)));
+        assert!(!checked.take(IMAGE, Some(&one)).await);
+    }
+
+    #[tokio::test]
+    async fn a_search_that_has_not_ended_is_waited_for() {
+        let checked = Checked::default();
+        for found in [true, false] {
+            let tell = checked.begin(IMAGE, None);
+            let later = async {
+                tokio::task::yield_now().await;
+                if found {
+                    tell.send(()).unwrap();
+                } else {
+                    drop(tell);
+                }
+            };
+            assert_eq!(tokio::join!(checked.take(IMAGE, None), later).0, found);
+            assert!(!checked.take(IMAGE, None).await);
+        }
     }
 }

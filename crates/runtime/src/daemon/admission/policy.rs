@@ -105,10 +105,12 @@ impl Images {
                 }
             }
         };
-        let (checker, checked, login) = (self.clone(), request.clone(), login.cloned());
+        let found = self.0.admission.checked.begin(&request.image, login);
+        let (this, wanted, login) = (self.clone(), request.clone(), login.cloned());
         tokio::spawn(async move {
-            match checker.check(&checked, login.as_ref()).await {
-                Ok(()) => checker.0.admission.checked.insert(&checked.image, login.as_ref()),
+            match this.look_for_blobs(&wanted, login.as_ref()).await {
+                // Nobody waits for it if the mount was not requested, or its request was dropped.
+                Ok(()) => drop(found.send(())),
                 Err(error) => {
                     let error = error.for_people();
                     tracing::debug!(error, "checked again before it is mounted");

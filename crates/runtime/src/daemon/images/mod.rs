@@ -56,9 +56,18 @@ impl Images {
         request: &MountRequest,
         login: Option<&Login>,
     ) -> Result<(), DaemonError> {
-        if self.0.admission.checked.take(&request.image, login) {
+        if self.0.admission.checked.take(&request.image, login).await {
             return Ok(());
         }
+        self.look_for_blobs(request, login).await
+    }
+
+    /// Asks the registry for the image's manifest and whether it has each of its blobs.
+    pub(super) async fn look_for_blobs(
+        &self,
+        request: &MountRequest,
+        login: Option<&Login>,
+    ) -> Result<(), DaemonError> {
         let name: ImageName = request.image.parse()?;
         // Only as long as this takes: it may be wrong.
         let _login = login.map(|login| self.0.admission.logins.lend(&name, login.clone()));

@@ -46,6 +46,8 @@ use crate::{
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Adoption {
     filesystems: Vec<(FilesystemRecord, Arc<ErofsMount>)>,
+    /// Their images, kept so that the mounts do not read the same chunk tables again.
+    images: Vec<Arc<ServedImage>>,
     /// Files of file systems that cannot be served again.
     lost: Vec<PathBuf>,
 }
@@ -111,8 +113,13 @@ impl Node {
         for record in records {
             let places = places(seen, &record);
             match self.adopt_filesystem(session, &record, &places, gap).await {
-                Ok(Some(mount)) => adoption.filesystems.push((record, mount)),
-                Ok(None) => invisible = true,
+                Ok((image, mount)) => {
+                    adoption.images.push(image);
+                    match mount {
+                        Some(mount) => adoption.filesystems.push((record, mount)),
+                        None => invisible = true,
+                    }
+                }
                 Err(error) if error.is_passing() => return Err(error),
                 Err(error) => {
                     self.give_up(&record, &error);
@@ -144,7 +151,10 @@ impl Node {
         let mut images = Vec::new();
         for record in records {
             match self.stored(&record).await {
-                Ok(image) => images.push((record, image)),
+                Ok(image) => {
+                    adoption.images.push(image.clone());
+                    images.push((record, image));
+                }
                 Err(error) if error.is_passing() => return Err(error),
                 Err(error) => self.give_up(&record, &error),
             }
@@ -197,25 +207,25 @@ impl Node {
         self.filesystems.forget(record);
     }
 
-    /// `None` when the file system is mounted nowhere: it is served without a mount of ours.
+    /// No mount if the file system is mounted nowhere: it is served without one of ours.
     async fn adopt_filesystem(
         &self,
         session: &Arc<Session>,
         record: &FilesystemRecord,
         places: &[&Path],
         gap: Gap,
-    ) -> Result<Option<Arc<ErofsMount>>, DaemonError> {
+    ) -> Result<(Arc<ServedImage>, Option<Arc<ErofsMount>>), DaemonError> {
         let image = self.stored(record).await?;
         for place in places {
             let adopted = image.adopt(session, &self.filesystems, record, place, gap).await;
             if let Some(mount) = adopted.at(place)? {
-                return Ok(Some(mount));
+                return Ok((image, Some(mount)));
             }
         }
         let mut watches = image.watch(session).at(self.root.join("cache"))?;
         watches.iter_mut().for_each(Watch::mounted);
         self.filesystems.linger(BlobBackends::Watches(watches), record.clone());
-        Ok(None)
+        Ok((image, None))
     }
 
     async fn stored(&self, record: &FilesystemRecord) -> Result<Arc<ServedImage>, DaemonError> {

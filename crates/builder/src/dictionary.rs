@@ -35,7 +35,8 @@ pub struct KnownBlob {
 impl KnownBlob {
     pub(crate) fn into_built(self, scratch: &Scratch) -> BuiltBlob {
         let KnownBlob { record, meta_file, hot_bytes } = self;
-        BuiltBlob { record, file: None, meta_file, hot_bytes, scratch: scratch.clone() }
+        let (file, start_ranges, scratch) = (None, Vec::new(), scratch.clone());
+        BuiltBlob { record, file, meta_file, hot_bytes, start_ranges, scratch }
     }
 }
 

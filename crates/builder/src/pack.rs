@@ -77,6 +77,7 @@ impl Unsealed {
             file: Some(path),
             meta_file: tail.meta_file,
             hot_bytes: None,
+            start_ranges: Vec::new(),
             scratch: scratch.clone(),
         })
     }

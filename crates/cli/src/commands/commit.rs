@@ -133,10 +133,11 @@ fn describe(
 ) -> Result<oci::LazyImage> {
     let blobs = built.blobs.iter().map(|blob| {
         let size = base.stored_size(&blob.record.blob);
-        BlobLayer { size, ..push::layer(blob) }
+        let start_ranges = base.start_ranges(&blob.record.blob);
+        BlobLayer { size, start_ranges, ..push::layer(blob) }
     });
     let blobs: Vec<_> = blobs.collect();
-    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
+    let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
     let mut notes = base.manifest.parsed.annotations.clone();
     // It describes only the base.
     notes.remove(annotation::SOURCE_DIGEST);

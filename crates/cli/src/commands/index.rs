@@ -220,7 +220,7 @@ fn describe(
         Some(IndexedLayer { layer: layer.record.blob.id, digest, size, tables: layer.tables })
     });
     let beside: Vec<_> = indexed.beside.iter().map(push::layer).collect();
-    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
+    let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
     let layers: Vec<_> = layers.collect();
     let subject = manifest.descriptor();
     Ok(IndexImage::new(subject, &manifest.parsed.config, &layers, &beside, layer)?)

@@ -117,12 +117,13 @@ fn describe(
         digest: record.blob.id,
         size: home.stored_size(&record.blob),
         hot_bytes: home.hot_bytes(&record.blob),
+        start_ranges: home.start_ranges(&record.blob),
     };
     let blobs: Vec<_> = of_images(images, combined).map(layer).collect();
     let last = images.last().context("no images")?;
     let config = lazuli_registry::config(&*last.repository, &last.manifest);
     let config = ImageConfig::parse(&runtime.block_on(config)?)
         .with_context(|| format!("the config of {}", last.name))?;
-    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
+    let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
     Ok(oci::LazyImage::new(&config, &blobs, layer, bootstrap.diff_id, BTreeMap::new())?)
 }

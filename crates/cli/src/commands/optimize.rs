@@ -139,14 +139,11 @@ fn describe(
     bootstrap: &BootstrapLayer,
     config: &[u8],
 ) -> Result<oci::LazyImage> {
-    let plain = |BlobRecord { blob, .. }: &BlobRecord| BlobLayer {
-        digest: blob.id,
-        size: image.stored_size(blob),
-        hot_bytes: None,
-    };
+    let plain =
+        |BlobRecord { blob, .. }: &BlobRecord| BlobLayer::new(blob.id, image.stored_size(blob));
     let mut blobs: Vec<_> = optimized.kept.iter().map(plain).collect();
     blobs.push(push::layer(hot_blob));
-    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
+    let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
     let notes = image.manifest.parsed.annotations.clone();
     let config =
         ImageConfig::parse(config).with_context(|| format!("the config of {}", image.name))?;

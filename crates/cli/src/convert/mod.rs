@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! prepare ─▶ build ─▶ order_by_trace ─▶ publish
-//!   │         │                           └ push, sign, keep the ordinary image
+//!   │         │         │                 └ push, sign, keep the ordinary image
+//!   │         │         └ without a trace: a guess of what a start reads
 //!   │         └ source, layer cache; one layer is pushed while it is built
 //!   └ policy, source, chunks of images at the target
 //! ```
@@ -13,6 +14,7 @@ mod chunk_reuse;
 mod keep_oci;
 mod layer_cache;
 pub(crate) mod source;
+mod start_ranges;
 pub(crate) mod statement;
 mod streaming_push;
 mod trace_run;
@@ -199,14 +201,19 @@ impl<'a> Conversion<'a> {
         Ok(built?)
     }
 
-    /// Moves the chunks of the requested trace to the beginning of their blobs.
+    /// Moves the chunks of the requested trace to the beginning of their blobs. Without one, notes
+    /// what a start most likely reads.
     ///
     /// # Errors
     /// The trial run failed, or the trace is of another image.
-    pub(crate) fn order_by_trace(&mut self, built: Built) -> Result<Ordered> {
+    pub(crate) fn order_by_trace(&mut self, mut built: Built) -> Result<Ordered> {
         let order = mem::replace(&mut self.request.order, Order::Source);
         let (trace, from) = match order {
-            Order::Source => return Ok(Ordered { built, hot: None, trace: None }),
+            Order::Source => {
+                let (config, target) = (&self.source.config, &*self.target);
+                start_ranges::note(&mut built, config, target, self.runtime)?;
+                return Ok(Ordered { built, hot: None, trace: None });
+            }
             Order::Trace(trace, path) => (*trace, path.display().to_string()),
             Order::TrialRun(command) => {
                 (self.trial_run(&built, &command)?, "the trace of the run".to_owned())
@@ -318,6 +325,6 @@ fn describe(
     annotations: BTreeMap<String, String>,
 ) -> Result<LazyImage> {
     let blobs: Vec<_> = built.blobs.iter().map(push::layer).collect();
-    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
+    let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
     Ok(LazyImage::new(config, &blobs, layer, bootstrap.diff_id, annotations)?)
 }

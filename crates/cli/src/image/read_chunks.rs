@@ -103,7 +103,7 @@ pub(crate) fn verify<'a>(chunk: &Chunk, unit: &'a [u8]) -> Result<&'a [u8]> {
 }
 
 /// Decodes and verifies chunks that have these stored bytes.
-fn decode(found: &[(&Blob, &Chunk)], stored: &[Bytes]) -> Result<Vec<Vec<u8>>> {
+pub(crate) fn decode(found: &[(&Blob, &Chunk)], stored: &[Bytes]) -> Result<Vec<Vec<u8>>> {
     let (mut decoder, mut buffer) = (Decoder::new(), Vec::new());
     let mut decoded = vec![Vec::new(); found.len()];
     let mut order: Vec<usize> = (0..found.len()).collect();

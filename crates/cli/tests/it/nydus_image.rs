@@ -145,7 +145,7 @@ fn image(lazuli: &Lazuli, blobs: &[Digest]) {
     let store = |content: &[u8]| {
         let digest = Algorithm::Sha256.digest(content);
         fs::write(lazuli.directory("made/blobs/sha256").join(digest.hex()), content).unwrap();
-        BlobLayer { digest, size: content.len() as u64, hot_bytes: None }
+        BlobLayer::new(digest, content.len() as u64)
     };
     let blob =
         |id: &Digest| store(&fs::read(lazuli.path(&format!("layers/{}.blob", id.hex()))).unwrap());

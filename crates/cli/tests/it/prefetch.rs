@@ -17,7 +17,7 @@ use lazuli_testkit::{
 };
 use serde_json::Value;
 
-use crate::lazuli::Lazuli;
+use crate::lazuli::{Lazuli, corpus};
 
 /// Files of the image; each is one chunk, and they lie one behind the other.
 const FILES: usize = 40;
@@ -181,6 +181,51 @@ fn a_traced_start_is_fetched_with_the_metadata() {
     let before = registry.stats().requests;
     READ.into_iter().for_each(|number| read(&lazuli, number, SIZE));
     assert_eq!(registry.stats().requests, before, "nothing was asked for twice");
+    umount(&lazuli);
+}
+
+#[test]
+fn what_the_converter_guessed_is_fetched_with_the_metadata() {
+    let Some(redis) = corpus("redis").filter(|_| needs()) else { return };
+    let (lazuli, mountpoint) = node(LEARN);
+    let registry = FakeRegistry::start().unwrap();
+    let image = format!("{}/app:1", registry.host());
+    let convert = || lazuli.ok(["convert", &format!("oci:{}:latest", redis.display()), &image]);
+    convert();
+    let manifest: Value = serde_json::from_slice(&registry.manifest("app", "1").unwrap()).unwrap();
+    let layers = manifest["layers"].as_array().unwrap();
+    let (bootstrap, data) = layers.split_last().unwrap();
+    let ranges = |layer: &Value| {
+        let noted = layer["annotations"]["vnd.lazuli.start-ranges"].as_str().unwrap_or_default();
+        let number = |text: &str| text.parse::<u64>().unwrap();
+        let parse = |range: &str| range.split_once('-').map(|(a, b)| number(a)..number(b)).unwrap();
+        noted.split(',').filter(|range| !range.is_empty()).map(parse).collect::<Vec<_>>()
+    };
+    let expected: u64 = data.iter().flat_map(ranges).map(|range| range.end - range.start).sum();
+    assert!((1 << 20..16 << 20).contains(&expected), "{expected} bytes are guessed");
+    // From the blobs that the target has by now, the same is guessed.
+    convert();
+    let again: Value = serde_json::from_slice(&registry.manifest("app", "1").unwrap()).unwrap();
+    assert_eq!(again, manifest);
+    registry.reset_stats();
+    registry.set_latency(FAR);
+    let digest = bootstrap["digest"].as_str().unwrap();
+    registry.fault("GET", digest, 1, Fault::Latency(Duration::from_secs(2)));
+    let mut mount = mounting(&lazuli, &image);
+    let asked = |layer: &Value| {
+        let digest = layer["digest"].as_str().unwrap();
+        let log = registry.log();
+        let of_layer: Vec<_> = log.into_iter().filter(|it| it.target.contains(digest)).collect();
+        runs(&of_layer).iter().map(|(_, run)| run.end - run.start).sum::<u64>()
+    };
+    wait("what was guessed", || data.iter().map(asked).sum::<u64>() == expected);
+    assert!(mount.try_wait().unwrap().is_none(), "the bootstrap was not waited for");
+    assert!(mount.wait().unwrap().success());
+    settled(&lazuli);
+    let before = registry.stats().requests;
+    let server = fs::read(mountpoint.join("usr/bin/redis-server")).unwrap();
+    assert!(server.starts_with(b"\x7fELF"));
+    assert_eq!(registry.stats().requests, before, "it had arrived");
     umount(&lazuli);
 }
 

@@ -154,7 +154,7 @@ mod tests {
         let subject = Descriptor::plain(media_type::MANIFEST, digest("image"), 9);
         let (layer, index, tables) = (digest(layer), digest("index"), digest("tables"));
         let indexed = IndexedLayer { layer, digest: index, size: 7, tables };
-        let blob = |text| BlobLayer { digest: digest(text), size: 1, hot_bytes: None };
+        let blob = |text| BlobLayer::new(digest(text), 1);
         let (beside, boot) = ([blob("beside")], blob("bootstrap"));
         let written = IndexImage::new(subject, &image.config, &[indexed], &beside, boot).unwrap();
         assert_eq!(written.descriptor.digest, Algorithm::Sha256.digest(&written.manifest));

@@ -18,11 +18,11 @@ pub use index_image::{
 };
 pub use platform::{InvalidPlatform, Platform};
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{Algorithm, Digest};
+use crate::{Algorithm, Digest, Stored};
 
 /// Computes the chain ids of layers from their DiffIDs, lowest first. containerd names a layer on
 /// top of those below it by its chain id. (OCI image specification, "Layer ChainID".)
@@ -75,6 +75,10 @@ pub mod media_type {
     pub const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 }
 
+/// Most [ranges](annotation::START_RANGES) of a blob: the manifest still arrives in the first round
+/// trip of a new connection.
+pub const MAX_START_RANGES: usize = 64;
+
 /// Annotations.
 pub mod annotation {
     /// On a data blob: `true`.
@@ -86,6 +90,9 @@ pub mod annotation {
     /// On a data blob: how many stored bytes at its beginning a container reads when it starts, in
     /// decimal.
     pub const HOT_BYTES: &str = "vnd.lazuli.hot-bytes";
+    /// On a data blob: the stored bytes that a start most likely reads, as ranges `FIRST-END,…` in
+    /// decimal, the end exclusive.
+    pub const START_RANGES: &str = "vnd.lazuli.start-ranges";
     /// On the index of an unconverted layer: digest of that layer.
     pub const INDEX_OF: &str = "containerd.io/snapshot/nydus-ref";
     /// On the index of a layer: digest of its chunk tables as stored, which are a part of it.
@@ -206,6 +213,19 @@ impl Descriptor {
         self.annotations.get(annotation::HOT_BYTES)?.parse().ok()
     }
 
+    /// Stored bytes of a data blob that a start most likely reads, as its maker guessed. At most
+    /// [`MAX_START_RANGES`]; none if any of them is malformed.
+    pub fn start_ranges(&self) -> Vec<Range<Stored>> {
+        let parse = |range: &str| {
+            let (start, end) = range.split_once('-')?;
+            let (start, end): (u64, u64) = (start.parse().ok()?, end.parse().ok()?);
+            (start < end && end <= self.size).then_some(Stored(start)..Stored(end))
+        };
+        let noted = self.annotations.get(annotation::START_RANGES);
+        let ranges = noted.map(|noted| noted.split(',').take(MAX_START_RANGES).map(parse));
+        ranges.and_then(Iterator::collect).unwrap_or_default()
+    }
+
     /// The layer that this is the index of.
     pub fn index_of(&self) -> Option<Digest> {
         self.annotations.get(annotation::INDEX_OF)?.parse().ok()
@@ -280,7 +300,7 @@ fn or_empty<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, Strin
 }
 
 /// A layer of a lazy image: a data blob or the packed bootstrap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlobLayer {
     /// SHA-256 of the layer as stored.
     pub digest: Digest,
@@ -288,6 +308,15 @@ pub struct BlobLayer {
     pub size: u64,
     /// Stored bytes at its beginning that a start reads, if that is known; of a data blob only.
     pub hot_bytes: Option<u64>,
+    /// Stored bytes that a start most likely reads; of a data blob only.
+    pub start_ranges: Vec<Range<Stored>>,
+}
+
+impl BlobLayer {
+    /// A layer of which it is not known what a start reads.
+    pub fn new(digest: Digest, size: u64) -> Self {
+        BlobLayer { digest, size, hot_bytes: None, start_ranges: Vec::new() }
+    }
 }
 
 /// The documents of a lazy image. The same input gives the same bytes.
@@ -329,6 +358,12 @@ fn data_layer(blob: &BlobLayer) -> Descriptor {
     let hot = blob.hot_bytes.map(|bytes| bytes.to_string());
     let mut notes = vec![(annotation::DATA_BLOB, "true")];
     notes.extend(hot.as_deref().map(|bytes| (annotation::HOT_BYTES, bytes)));
+    let range = |range: &Range<Stored>| format!("{}-{}", range.start.0, range.end.0);
+    let ranges = blob.start_ranges.iter().take(MAX_START_RANGES).map(range);
+    let ranges = ranges.collect::<Vec<_>>().join(",");
+    if !ranges.is_empty() {
+        notes.push((annotation::START_RANGES, &ranges));
+    }
     Descriptor::new(media_type::DATA_BLOB, blob.digest, blob.size, &notes)
 }
 

@@ -6,7 +6,7 @@ const SOURCE: &str = r#"{"created":"2024-01-01T00:00:00.10Z","config":{"Env":["A
 
 fn layer(content: &[u8]) -> BlobLayer {
     let size = content.len() as u64;
-    BlobLayer { digest: Algorithm::Sha256.digest(content), size, hot_bytes: None }
+    BlobLayer::new(Algorithm::Sha256.digest(content), size)
 }
 
 #[test]
@@ -14,7 +14,9 @@ fn a_lazy_image_keeps_what_the_source_says() {
     let source = ImageConfig::parse(SOURCE.as_bytes()).unwrap();
     let diff_id = Algorithm::Sha256.digest(b"tar");
     let blob = BlobLayer { hot_bytes: Some(1 << 40), ..layer(b"a") };
-    let image = LazyImage::new(&source, &[blob], layer(b"b"), diff_id, BTreeMap::new()).unwrap();
+    let image =
+        LazyImage::new(&source, std::slice::from_ref(&blob), layer(b"b"), diff_id, BTreeMap::new());
+    let image = image.unwrap();
     let text = std::str::from_utf8(&image.config).unwrap();
     // Foreign fields are kept byte for byte, odd numbers and spaces included.
     for kept in [
@@ -53,6 +55,26 @@ fn a_lazy_image_keeps_what_the_source_says() {
     assert_eq!(committed.lazy_base(), manifest.lazy_base());
     committed.layers.remove(1);
     assert_eq!(committed.lazy_base(), None);
+}
+
+#[test]
+fn ranges_that_a_start_reads_are_noted_on_their_blob() {
+    let source = ImageConfig::parse(SOURCE.as_bytes()).unwrap();
+    let diff_id = Algorithm::Sha256.digest(b"tar");
+    let ranges = [Stored(3)..Stored(7), Stored(0)..Stored(1), Stored(7)..Stored(10)];
+    let blob = BlobLayer { start_ranges: ranges.to_vec(), ..layer(b"0123456789") };
+    let image = LazyImage::new(&source, &[blob], layer(b"b"), diff_id, BTreeMap::new()).unwrap();
+    let manifest = Manifest::parse(&image.manifest).unwrap();
+    assert_eq!(manifest.layers[0].annotations[annotation::START_RANGES], "3-7,0-1,7-10");
+    assert_eq!(manifest.layers[0].start_ranges(), ranges);
+    assert!(manifest.layers[1].start_ranges().is_empty());
+    let mut other = manifest.layers[0].clone();
+    for malformed in ["", "3", "3-", "-3", "3-3", "4-3", "3-11", "3-7;8-9", "3-7,", "0x1-2"] {
+        other.annotations.insert(annotation::START_RANGES.to_owned(), malformed.to_owned());
+        assert!(other.start_ranges().is_empty(), "{malformed}");
+    }
+    other.annotations.insert(annotation::START_RANGES.to_owned(), ["0-1"; 99].join(","));
+    assert_eq!(other.start_ranges().len(), MAX_START_RANGES);
 }
 
 #[test]

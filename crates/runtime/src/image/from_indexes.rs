@@ -59,7 +59,7 @@ impl Prefix {
         let indexed: Vec<_> = made.layers.iter().filter_map(describe).collect();
         let (digest, size) =
             (Algorithm::Sha256.digest(&made.bootstrap), made.bootstrap.len() as u64);
-        let bootstrap = BlobLayer { digest, size, hot_bytes: None };
+        let bootstrap = BlobLayer::new(digest, size);
         let (subject, config) = (image.descriptor(), &image.parsed.config);
         let document = IndexImage::new(subject, config, &indexed, &[], bootstrap)?;
         let (bootstrap, points) = place(made.bootstrap, &made.layers)?;

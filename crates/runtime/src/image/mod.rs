@@ -36,13 +36,14 @@ pub(crate) use unpack::fuzz;
 use std::{
     collections::BTreeMap,
     fs,
+    ops::Range,
     path::{Path, PathBuf},
     pin::pin,
     sync::Arc,
 };
 
 use lazuli_image::{
-    Algorithm, Blob, Digest,
+    Algorithm, Blob, Digest, Stored,
     oci::{Descriptor, Manifest, media_type},
     rafs::{
         self, Bootstrap,
@@ -78,6 +79,8 @@ pub struct StoredImage {
     pub descriptor: Descriptor,
     /// Stored bytes at the beginning of each blob of the bootstrap that its maker calls hot.
     pub hot: Vec<u64>,
+    /// Stored bytes of each of these blobs that its maker guesses to be read by a start.
+    pub start_ranges: Vec<Vec<Range<Stored>>>,
     /// Its config, as the registry holds it.
     pub config: serde_json::Value,
     /// Its file tree and chunk tables.
@@ -239,10 +242,12 @@ impl StoredImage {
             None => 0,
         };
         let lazy = &manifest.layers[..lazy];
-        let hot_of = |blob: &Blob| {
-            let layer = manifest.layers.iter().find(|layer| layer.digest == blob.id);
-            layer.and_then(Descriptor::hot_bytes).unwrap_or_default()
-        };
+        let layer_of = |blob: &Blob| manifest.layers.iter().find(|layer| layer.digest == blob.id);
+        let hot_of =
+            |blob: &Blob| layer_of(blob).and_then(Descriptor::hot_bytes).unwrap_or_default();
+        let ranges_of =
+            |blob: &Blob| layer_of(blob).map(Descriptor::start_ranges).unwrap_or_default();
+        let start_ranges = bootstrap.blobs().iter().map(ranges_of).collect();
         let hot = match is_seekable {
             true => seekable::hot(&bootstrap),
             false => bootstrap.blobs().iter().map(hot_of).collect(),
@@ -259,6 +264,7 @@ impl StoredImage {
                 artifact_type: None,
             },
             hot,
+            start_ranges,
             config,
             bootstrap,
             bytes_total: lazy.iter().map(|layer| layer.size).sum::<u64>() + indexed_bytes,

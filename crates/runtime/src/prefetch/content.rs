@@ -15,6 +15,7 @@ use super::{
     fetch_in_order::{self, Blobs, ChunkAt, Purpose},
     guess::{self, Content, Piece},
     lessons,
+    start_ranges::extents,
 };
 
 /// Fetches what a start most likely reads, guessed from the image alone. Tells the listener for
@@ -79,27 +80,12 @@ impl Files<'_> {
         Some(lessons::places(&lesson, &self.bootstrap, &blobs, settings.escalate_bytes))
     }
 
-    /// Returns the places of a piece's bytes: position of the blob, place in it.
-    fn extents(&self, piece: &Piece) -> Vec<(usize, std::ops::Range<Decoded>)> {
-        let mut extents = Vec::new();
-        let mut at = piece.range.start;
-        while at < piece.range.end {
-            // A damaged image is found out elsewhere.
-            let Ok(Some(extent)) = self.bootstrap.extent(piece.file, at) else { break };
-            let len = extent.len.min(piece.range.end - at);
-            let end = Decoded(extent.start.0 + len);
-            extents.push((usize::from(extent.blob.0), extent.start..end));
-            at += len;
-        }
-        extents
-    }
-
     fn places(&self, piece: &Piece) -> Vec<ChunkAt> {
         let Some(blobs) = self.blobs.upgrade() else { return Vec::new() };
         let chunks = |(blob, range): (usize, std::ops::Range<Decoded>)| {
             blobs[blob].positions(&range).map(move |chunk| (blob, chunk))
         };
-        self.extents(piece).into_iter().flat_map(chunks).collect()
+        extents(&self.bootstrap, piece).into_iter().flat_map(chunks).collect()
     }
 }
 
@@ -108,7 +94,7 @@ impl Content for Files<'_> {
     async fn read(&self, piece: &Piece) -> Option<Vec<u8>> {
         let blobs = self.blobs.upgrade()?;
         let mut bytes = Vec::new();
-        for (blob, range) in self.extents(piece) {
+        for (blob, range) in extents(&self.bootstrap, piece) {
             let blob = blobs[blob].clone();
             blob.prefetch_range(&range).await.ok()?;
             let start = bytes.len();

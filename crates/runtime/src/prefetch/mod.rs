@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! image is mounted ──▶ order: trace of this node │ trace of the registry │ hot part of the blobs
-//!                               │ lessons and guess
+//!                               │ maker's guess, lessons and guess
 //!                               └──▶ fetch_in_order: several requests in flight ──▶ cache
 //! readers ──▶ escalate: chunks that most likely follow a miss ──▶ fetch_in_order
 //!    └──────▶ recorder ── quiet for 5 s ──▶ traces, lessons ──▶ registry, if wished
@@ -25,18 +25,21 @@ mod orders;
 mod recorder;
 mod settings;
 mod small_files;
+mod start_ranges;
 mod timed_slot;
 mod traces;
 mod whole;
 
 use std::{ops::Range, path::Path, sync::Arc};
 
+use futures_util::FutureExt as _;
 use lazuli_image::{Digest, Lesson, Stored, Trace, oci::Descriptor, rafs::Bootstrap};
 use lazuli_registry::{Manifest, Pull, Repository};
 use lazuli_sys::mmap::Map;
 use tokio::{sync::oneshot, task::JoinHandle};
 
 pub use self::settings::{Mode, Settings};
+pub use self::start_ranges::{DecodedBlobs, start_ranges};
 pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
 use self::{
@@ -44,7 +47,7 @@ use self::{
     fetch_in_order::{Blobs, Pace, Purpose},
     learn::{RegistryTrace, ask_for_lesson},
     lessons::Lessons,
-    orders::{baked, first_of, of_maker, of_trace},
+    orders::{baked, first_of, of_maker, of_ranges, of_trace},
     recorder::Recorder,
     timed_slot::TimedSlot,
 };
@@ -75,6 +78,8 @@ pub(crate) struct Image {
     pub(crate) bootstrap: Arc<Bootstrap<Map>>,
     /// Stored bytes at the beginning of each blob that its maker marks as hot.
     pub(crate) hot: Vec<u64>,
+    /// Stored bytes of each blob that its maker guesses to be read.
+    pub(crate) start_ranges: Vec<Vec<Range<Stored>>>,
     pub(crate) blobs: Blobs,
     pub(crate) repository: Arc<dyn Repository>,
 }
@@ -139,7 +144,7 @@ impl Prefetcher {
         if metadata == Metadata::Missing {
             match &known.trace {
                 Some(trace) => self.ask_early(&known.early, &place, manifest, trace.spans()),
-                None => self.ask_early(&known.early, &place, manifest, baked(manifest)),
+                None => self.ask_early(&known.early, &place, manifest, baked(manifest).into_iter()),
             }
         }
         if self.settings.learns_from_others() && known.trace.is_none() {
@@ -265,39 +270,55 @@ impl Prefetcher {
         // answered.
         let baked = if trace.is_none() { hot(None) } else { None }.unwrap_or_default();
         let mut is_foreseen = !baked.is_empty();
-        let ((), answer) = tokio::join!(bring(baked), self.answer(image, asked));
-        let trace = trace.or(answer);
-        if let Some(order) = trace.as_ref().and_then(|trace| hot(Some(trace))) {
-            is_foreseen |= !order.is_empty();
-            let most = if is_ours { u64::MAX } else { self.settings.foreign_bytes() };
-            let blobs = image.blobs.upgrade();
-            let first = blobs.map(|blobs| first_of(&blobs, order, most));
-            bring(first.unwrap_or_default()).await;
-        }
-        early.forget();
-        if !is_foreseen {
-            let escalate = async {
-                tokio::select! {
-                    () = escalate::escalate(listener, self, image) => {}
-                    _ = is_over => {}
-                }
-            };
-            let lesson = async {
-                let lesson = match (lesson, asked_lesson) {
-                    (None, Some(asked)) => self.lesson_of_registry(image, asked).await,
-                    (lesson, _) => lesson,
+        let guessed = match trace.is_none() && !is_foreseen {
+            true => image.blobs.upgrade().map(|blobs| of_ranges(&image.start_ranges, &blobs)),
+            false => None,
+        };
+        let guessed = guessed.unwrap_or_default();
+        listener.foresee(&guessed);
+        let guessed = bring(guessed).shared();
+        let follow = async {
+            let ((), answer) = tokio::join!(bring(baked), self.answer(image, asked));
+            let trace = trace.or(answer);
+            if let Some(order) = trace.as_ref().and_then(|trace| hot(Some(trace))) {
+                is_foreseen |= !order.is_empty();
+                let most = if is_ours { u64::MAX } else { self.settings.foreign_bytes() };
+                let blobs = image.blobs.upgrade();
+                let first = blobs.map(|blobs| first_of(&blobs, order, most));
+                bring(first.unwrap_or_default()).await;
+            }
+            if !is_foreseen {
+                let escalate = async {
+                    tokio::select! {
+                        () = escalate::escalate(listener, self, image) => {}
+                        _ = is_over => {}
+                    }
                 };
-                let places = lesson.and_then(|lesson| self.places(image, &lesson));
-                listener.foresee(places.as_deref().unwrap_or_default());
-                bring(places.unwrap_or_default()).await;
-            };
-            let guess = content::fetch_guessed(self, image, listener);
-            tokio::join!(lesson, guess, escalate);
-        }
-        match is_asked && trace.is_none() {
-            true => RegistryTrace::Missing,
-            false => RegistryTrace::Present,
-        }
+                let lesson = async {
+                    let lesson = match (lesson, asked_lesson) {
+                        (None, Some(asked)) => self.lesson_of_registry(image, asked).await,
+                        (lesson, _) => lesson,
+                    };
+                    let places = lesson.and_then(|lesson| self.places(image, &lesson));
+                    listener.foresee(places.as_deref().unwrap_or_default());
+                    bring(places.unwrap_or_default()).await;
+                };
+                let guess = async {
+                    // The node's own guess reads what the maker's brings.
+                    guessed.clone().await;
+                    early.forget();
+                    content::fetch_guessed(self, image, listener).await;
+                };
+                tokio::join!(lesson, guess, escalate);
+            }
+            match is_asked && trace.is_none() {
+                true => RegistryTrace::Missing,
+                false => RegistryTrace::Present,
+            }
+        };
+        let (answer, ()) = tokio::join!(follow, guessed.clone());
+        early.forget();
+        answer
     }
 
     /// The places of a lesson's hot parts in the image.

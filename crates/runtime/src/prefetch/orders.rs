@@ -25,10 +25,34 @@ pub(super) fn of_maker(hot: &[u64], blobs: &[Arc<CachedBlob>]) -> Vec<ChunkAt> {
     hot.iter().zip(blobs).enumerate().flat_map(of_blob).collect()
 }
 
-/// The hot part of each blob, as marked by the image's maker.
-pub(super) fn baked(manifest: &Manifest) -> impl Iterator<Item = (Digest, Range<Stored>)> {
-    let hot = |layer: &Descriptor| Some((layer.digest, Stored(0)..Stored(layer.hot_bytes()?)));
-    manifest.parsed.layers.iter().filter_map(hot)
+/// The chunks in these ranges of each blob, the first range of each first.
+pub(super) fn of_ranges(ranges: &[Vec<Range<Stored>>], blobs: &[Arc<CachedBlob>]) -> Vec<ChunkAt> {
+    let of_blob = |(position, (ranges, blob)): (usize, (&Vec<_>, &Arc<CachedBlob>))| {
+        let chunks = |range| blob.stored_in(range).map(|chunk| (position, chunk)).collect();
+        ranges.iter().map(chunks).collect()
+    };
+    let by_blob = ranges.iter().zip(blobs).enumerate().map(of_blob).collect();
+    in_turns(by_blob).into_iter().flat_map(|chunks: Vec<ChunkAt>| chunks).collect()
+}
+
+/// What the image's maker says of its start: the hot part of each blob, or the ranges that it
+/// guessed.
+pub(super) fn baked(manifest: &Manifest) -> Vec<(Digest, Range<Stored>)> {
+    let of_layer = |layer: &Descriptor| {
+        let hot = layer.hot_bytes().map(|bytes| vec![Stored(0)..Stored(bytes)]);
+        let ranges = hot.unwrap_or_else(|| layer.start_ranges());
+        ranges.into_iter().map(|range| (layer.digest, range)).collect()
+    };
+    in_turns(manifest.parsed.layers.iter().map(of_layer).collect())
+}
+
+/// The first element of each list, then the second of each, and so on.
+fn in_turns<T>(lists: Vec<Vec<T>>) -> Vec<T> {
+    let mut lists: Vec<_> = lists.into_iter().map(Vec::into_iter).collect();
+    let longest = lists.iter().map(ExactSizeIterator::len).max().unwrap_or_default();
+    (0..longest)
+        .flat_map(|_| lists.iter_mut().filter_map(Iterator::next).collect::<Vec<_>>())
+        .collect()
 }
 
 /// As many of the first chunks of `order` as have `most` stored bytes.

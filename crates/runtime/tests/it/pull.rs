@@ -61,7 +61,7 @@ impl Pushed {
         let gzip = gzip.finish().unwrap();
         let put = |content: &[u8]| {
             let digest = registry.put_blob("app", content);
-            BlobLayer { digest, size: content.len() as u64, hot_bytes: None }
+            BlobLayer::new(digest, content.len() as u64)
         };
         let blobs: Vec<BlobLayer> = sample.stored.iter().map(|blob| put(blob)).collect();
         let source = ImageConfig::parse(br#"{"os":"linux","architecture":"amd64"}"#).unwrap();

@@ -160,6 +160,14 @@ impl CachedBlob {
         self.layout.chunks_in(range)
     }
 
+    /// Positions of the chunks that lie in these stored bytes.
+    pub(crate) fn stored_in(&self, range: &Range<Stored>) -> Range<usize> {
+        let chunks = self.layout.chunks();
+        let first = chunks.partition_point(|chunk| chunk.stored < range.start);
+        let end = chunks.partition_point(|chunk| chunk.stored_end() <= range.end);
+        first..end.max(first)
+    }
+
     /// Positions of the chunks that lie in the first `bytes` stored bytes.
     pub(crate) fn stored_within(&self, bytes: u64) -> Range<usize> {
         0..self.layout.chunks().partition_point(|chunk| chunk.stored_end().0 <= bytes)

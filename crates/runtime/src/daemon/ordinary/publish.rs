@@ -108,7 +108,7 @@ async fn store(
     repository: &dyn Repository,
 ) -> Outcome<Document> {
     let bootstrap = pack_bootstrap(&made.bootstrap, []);
-    let layer = BlobLayer { digest: bootstrap.digest, size: bootstrap.size(), hot_bytes: None };
+    let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
     let indexed: Vec<_> = made.layers.iter().filter_map(describe).collect();
     let subject = image.manifest.descriptor();
     let config = &image.manifest.parsed.config;

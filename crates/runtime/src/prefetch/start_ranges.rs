@@ -1,0 +1,116 @@
+//! The guess for converters: where the bytes that a start most likely reads are stored.
+//!
+//! A node that guesses learns from each file which ones follow, a round trip at a time. Whoever
+//! makes the image has all of them at hand, so the node gets their places with the manifest and asks
+//! for them together with the bootstrap.
+
+use std::{collections::HashSet, ops::Range, sync::Mutex};
+
+use async_trait::async_trait;
+use lazuli_image::{
+    Blob, Decoded, Stored, Trace, oci::MAX_START_RANGES, plan::Planner, rafs::Bootstrap,
+};
+use serde_json::Value;
+
+use super::guess::{self, Content, Piece};
+use crate::{source::early, sync::lock};
+
+/// Reads the blobs of an image that is being made.
+#[async_trait]
+pub trait DecodedBlobs: Send + Sync {
+    /// Reads decoded bytes of a blob, which is named by its position in the image; `None` on
+    /// failure.
+    async fn read(&self, blob: usize, range: Range<Decoded>) -> Option<Vec<u8>>;
+}
+
+/// Guesses which stored bytes of each blob the image's start reads; in all, at most as many as a
+/// node asks for before it has the bootstrap. The same image gives the same ranges if `content`
+/// never waits.
+pub async fn start_ranges<B: AsRef<[u8]> + Sync>(
+    config: &Value,
+    bootstrap: &Bootstrap<B>,
+    content: &dyn DecodedBlobs,
+) -> Vec<Vec<Range<Stored>>> {
+    let blobs = bootstrap.blobs();
+    let found = Mutex::new(Found { left: early::MOST, ..Found::default() });
+    let files = Files { bootstrap, content };
+    let wanted = |pieces: Vec<Piece>| {
+        let mut found = lock(&found);
+        for (blob, range) in pieces.iter().flat_map(|piece| extents(bootstrap, piece)) {
+            found.add(blob, &blobs[blob], &range);
+        }
+    };
+    guess::guess(config, bootstrap, &files, wanted).await;
+    let order = std::mem::take(&mut lock(&found).order);
+    let touched = (0..).zip(order).map(|(at, (blob, number))| (blob, number, at));
+    let mut trace = Trace::of_start(blobs.iter().map(|blob| blob.id).collect(), touched);
+    trace.locate(Planner::NODE.gap, |id, number| {
+        let chunk = blobs.iter().find(|blob| blob.id == *id)?.chunk(number)?;
+        Some(chunk.stored..chunk.stored_end())
+    });
+    let mut left = early::MOST;
+    let mut ranges = vec![Vec::new(); blobs.len()];
+    for (id, range) in trace.spans().take(MAX_START_RANGES) {
+        let Some(blob) = blobs.iter().position(|blob| blob.id == id) else { continue };
+        let Some(rest) = left.checked_sub(range.end.0 - range.start.0) else { break };
+        left = rest;
+        ranges[blob].push(range);
+    }
+    ranges
+}
+
+/// Chunks in the order in which they are wanted.
+#[derive(Default)]
+struct Found {
+    order: Vec<(u8, u32)>,
+    known: HashSet<(usize, u32)>,
+    /// Stored bytes that still fit.
+    left: u64,
+}
+
+impl Found {
+    fn add(&mut self, position: usize, blob: &Blob, range: &Range<Decoded>) {
+        let first = blob.chunks.partition_point(|chunk| chunk.decoded_end() <= range.start);
+        for chunk in blob.chunks[first..].iter().take_while(|chunk| chunk.decoded < range.end) {
+            let Ok(short) = u8::try_from(position) else { return };
+            if self.left > 0 && self.known.insert((position, chunk.number)) {
+                self.left = self.left.saturating_sub(chunk.stored_share());
+                self.order.push((short, chunk.number));
+            }
+        }
+    }
+}
+
+struct Files<'a, B> {
+    bootstrap: &'a Bootstrap<B>,
+    content: &'a dyn DecodedBlobs,
+}
+
+#[async_trait]
+impl<B: AsRef<[u8]> + Sync> Content for Files<'_, B> {
+    async fn read(&self, piece: &Piece) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for (blob, range) in extents(self.bootstrap, piece) {
+            bytes.extend(self.content.read(blob, range).await?);
+        }
+        Some(bytes)
+    }
+}
+
+/// The places of a piece's bytes: position of the blob, place in it.
+pub(super) fn extents<B: AsRef<[u8]>>(
+    bootstrap: &Bootstrap<B>,
+    piece: &Piece,
+) -> Vec<(usize, Range<Decoded>)> {
+    let mut extents = Vec::new();
+    let mut at = piece.range.start;
+    while at < piece.range.end {
+        // A damaged image is found out elsewhere.
+        let Ok(Some(extent)) = bootstrap.extent(piece.file, at) else { break };
+        let len = extent.len.min(piece.range.end - at);
+        let end = Decoded(extent.start.0 + len);
+        extents.push((usize::from(extent.blob.0), extent.start..end));
+        at += len;
+    }
+    extents
+}

@@ -2,9 +2,9 @@
 //!
 //! A new connection carries ten segments, 14.6 kB, in the first round trip, and twice as many in
 //! each that follows: a blob of 300 kB takes five. So it is asked for in parts at the same time,
-//! over several connections, each with a beginning of its own: it takes two. No more connections are
-//! used than that needs: lists of referrers and signatures, which a start also waits for, are asked
-//! for at the same time, and would have to wait for new connections.
+//! over several connections, each with a beginning of its own: it takes two. No more connections
+//! are used than that needs: lists of referrers and signatures, which a start also waits for, are
+//! asked for at the same time, and would have to wait for new connections.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! The guess for converters: where the bytes that a start most likely reads are stored.
 //!
-//! A node that guesses learns from each file which ones follow, a round trip at a time. Whoever
-//! makes the image has all of them at hand, so the node gets their places with the manifest and asks
-//! for them together with the bootstrap.
+//! A node that guesses learns from each file which ones follow, a round trip at a time. The
+//! converter has all of them at hand: nodes get their places with the manifest, and ask for them
+//! together with the bootstrap.
 
 use std::{collections::HashSet, ops::Range, sync::Mutex};
 

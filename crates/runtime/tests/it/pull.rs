@@ -67,7 +67,8 @@ impl Pushed {
         let source = ImageConfig::parse(br#"{"os":"linux","architecture":"amd64"}"#).unwrap();
         let diff_id = Algorithm::Sha256.digest(&tar);
         let bootstrap = put(&gzip);
-        let image = LazyImage::new(&source, &blobs, bootstrap, diff_id, BTreeMap::new()).unwrap();
+        let layer = bootstrap.clone();
+        let image = LazyImage::new(&source, &blobs, layer, diff_id, BTreeMap::new()).unwrap();
         put(&image.config);
         let digest = registry.put_manifest("app", "1", media_type::MANIFEST, &image.manifest);
         let (config, bootstrap) = (image.config_digest, bootstrap.digest);

@@ -153,7 +153,7 @@ async fn missing_part_is_named_and_nothing_is_kept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bootstrap_comes_in_parts_or_whole() {
     // The second exceeds the memory limit; the third is from a server without range support.
-    for (padding, times, requests) in [(300_000, 0, 18), (5 << 20, 0, 3), (300_000, 100, 19)] {
+    for (padding, times, requests) in [(300_000, 0, 10), (5 << 20, 0, 3), (300_000, 100, 11)] {
         let pushed = Pushed::behind(padding);
         // Far enough for parts.
         pushed.registry.set_latency(Duration::from_millis(10));

@@ -271,7 +271,10 @@ impl Prefetcher {
         let baked = if trace.is_none() { hot(None) } else { None }.unwrap_or_default();
         let mut is_foreseen = !baked.is_empty();
         let guessed = match trace.is_none() && !is_foreseen {
-            true => image.blobs.upgrade().map(|blobs| of_ranges(&image.start_ranges, &blobs)),
+            true => image.blobs.upgrade().map(|blobs| {
+                // Whatever the manifest claims.
+                first_of(&blobs, of_ranges(&image.start_ranges, &blobs), early::MOST)
+            }),
             false => None,
         };
         let guessed = guessed.unwrap_or_default();

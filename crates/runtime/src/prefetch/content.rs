@@ -13,9 +13,8 @@ use super::{
     Image, Prefetcher,
     escalate::MissListener,
     fetch_in_order::{self, Blobs, ChunkAt, Purpose},
-    guess::{self, Content, Piece},
+    guess::{self, Content, Piece, extents},
     lessons,
-    start_ranges::extents,
 };
 
 /// Fetches what a start most likely reads, guessed from the image alone. Tells the listener for

@@ -36,14 +36,19 @@ pub(super) fn of_ranges(ranges: &[Vec<Range<Stored>>], blobs: &[Arc<CachedBlob>]
 }
 
 /// What the image's maker says of its start: the hot part of each blob, or the ranges that it
-/// guessed.
+/// guessed if no blob has one.
 pub(super) fn baked(manifest: &Manifest) -> Vec<(Digest, Range<Stored>)> {
-    let of_layer = |layer: &Descriptor| {
-        let hot = layer.hot_bytes().map(|bytes| vec![Stored(0)..Stored(bytes)]);
-        let ranges = hot.unwrap_or_else(|| layer.start_ranges());
-        ranges.into_iter().map(|range| (layer.digest, range)).collect()
+    let layers = &manifest.parsed.layers;
+    let hot = |layer: &Descriptor| Some((layer.digest, Stored(0)..Stored(layer.hot_bytes()?)));
+    let hot: Vec<_> = layers.iter().filter_map(hot).collect();
+    if !hot.is_empty() {
+        return hot;
+    }
+    let guessed = |layer: &Descriptor| {
+        let ranges = layer.start_ranges().into_iter();
+        ranges.map(|range| (layer.digest, range)).collect()
     };
-    in_turns(manifest.parsed.layers.iter().map(of_layer).collect())
+    in_turns(layers.iter().map(guessed).collect())
 }
 
 /// The first element of each list, then the second of each, and so on.

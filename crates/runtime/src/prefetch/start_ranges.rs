@@ -12,7 +12,7 @@ use lazuli_image::{
 };
 use serde_json::Value;
 
-use super::guess::{self, Content, Piece};
+use super::guess::{self, Content, Piece, extents};
 use crate::{source::early, sync::lock};
 
 /// Reads the blobs of an image that is being made.
@@ -95,22 +95,4 @@ impl<B: AsRef<[u8]> + Sync> Content for Files<'_, B> {
         }
         Some(bytes)
     }
-}
-
-/// The places of a piece's bytes: position of the blob, place in it.
-pub(super) fn extents<B: AsRef<[u8]>>(
-    bootstrap: &Bootstrap<B>,
-    piece: &Piece,
-) -> Vec<(usize, Range<Decoded>)> {
-    let mut extents = Vec::new();
-    let mut at = piece.range.start;
-    while at < piece.range.end {
-        // A damaged image is found out elsewhere.
-        let Ok(Some(extent)) = bootstrap.extent(piece.file, at) else { break };
-        let len = extent.len.min(piece.range.end - at);
-        let end = Decoded(extent.start.0 + len);
-        extents.push((usize::from(extent.blob.0), extent.start..end));
-        at += len;
-    }
-    extents
 }

@@ -33,7 +33,7 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use futures_util::{FutureExt as _, StreamExt, future::join_all, stream::FuturesUnordered};
-use lazuli_image::{erofs::Nid, rafs::Bootstrap};
+use lazuli_image::{Decoded, erofs::Nid, rafs::Bootstrap};
 use serde_json::Value;
 use tokio::task::yield_now;
 
@@ -50,6 +50,24 @@ pub(crate) struct Piece {
     pub(crate) file: Nid,
     /// The range in the file; not empty, and not beyond its end.
     pub(crate) range: Range<u64>,
+}
+
+/// The places of a piece's bytes: position of the blob, place in it.
+pub(crate) fn extents<B: AsRef<[u8]>>(
+    bootstrap: &Bootstrap<B>,
+    piece: &Piece,
+) -> Vec<(usize, Range<Decoded>)> {
+    let mut extents = Vec::new();
+    let mut at = piece.range.start;
+    while at < piece.range.end {
+        // A damaged image is found out elsewhere.
+        let Ok(Some(extent)) = bootstrap.extent(piece.file, at) else { break };
+        let len = extent.len.min(piece.range.end - at);
+        let end = Decoded(extent.start.0 + len);
+        extents.push((usize::from(extent.blob.0), extent.start..end));
+        at += len;
+    }
+    extents
 }
 
 /// The source of the files' bytes for the guess.

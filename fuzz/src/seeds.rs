@@ -25,6 +25,7 @@ fn main() -> io::Result<()> {
         "tar_source",
         "layer_index",
         "seekable_toc",
+        "documents",
     ] {
         fs::create_dir_all(format!("{corpus}/{target}"))?;
     }
@@ -56,11 +57,27 @@ fn main() -> io::Result<()> {
         }
     }
     fs::write(format!("{corpus}/seekable_toc/layers"), [b"\0", TOCS.as_bytes()].concat())?;
+    fs::write(format!("{corpus}/documents/lazy"), LAZY_MANIFEST)?;
     let layers = two_layers();
     fs::write(format!("{corpus}/layer_index/tar"), &layers[2..])?;
     fs::write(format!("{corpus}/layer_index/gzip"), gzip(&layers[2..]))?;
     fs::write(format!("{corpus}/tar_source/layers"), layers)
 }
+
+/// A manifest with an annotated data blob and an annotated index of a layer.
+const LAZY_MANIFEST: &str = concat!(
+    r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","#,
+    r#""config":{"mediaType":"application/vnd.oci.image.config.v1+json","size":2,"digest":"#,
+    r#""sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"},"layers":["#,
+    r#"{"mediaType":"application/vnd.oci.image.layer.v1.tar","size":9000,"digest":"#,
+    r#""sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb","annotations":"#,
+    r#"{"vnd.lazuli.hot-bytes":"4096","vnd.lazuli.start-ranges":"0-4096,8192-9000"}},"#,
+    r#"{"mediaType":"application/vnd.oci.image.layer.v1.tar","size":90,"digest":"#,
+    r#""sha256:cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc","annotations":"#,
+    r#"{"containerd.io/snapshot/nydus-ref":"#,
+    r#""sha256:dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd","#,
+    r#""vnd.lazuli.start-ranges":"100-4096"}}]}"#,
+);
 
 /// The tables of contents of two layers; see the target for the byte between them.
 const TOCS: &str = concat!(

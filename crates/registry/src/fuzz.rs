@@ -4,12 +4,22 @@
 use bytes::Bytes;
 
 use crate::{
-    distribution::referrers, manifest, name::Reference, route::hosts, transport::credentials,
+    distribution::referrers,
+    manifest::{self, Parsed},
+    name::Reference,
+    route::hosts,
+    transport::credentials,
 };
 
 /// A manifest or an index, and a list of referrers.
 pub fn document(raw: &[u8]) {
-    let _ = manifest::parse("a place", Bytes::copy_from_slice(raw), None, None);
+    let parsed = manifest::parse("a place", Bytes::copy_from_slice(raw), None, None);
+    if let Ok(Parsed::Image(image)) = parsed {
+        for layer in &image.parsed.layers {
+            let _ = (layer.index_of(), layer.index_tables());
+            assert!(layer.start_ranges().iter().all(|range| range.start < range.end));
+        }
+    }
     if let Ok(index) = referrers::ReferrerIndex::parse(raw) {
         let _ = index.of_type(None);
         let _ = index.to_json();

@@ -1,21 +1,22 @@
-use std::{path::PathBuf, time::Instant};
+use std::{collections::HashMap, ops::Range, path::PathBuf, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_builder::{
-    BootstrapLayer, LayerSource,
+    BootstrapLayer, BuiltBlob, LayerSource,
     index::{ImageIndex, IndexLayer, index},
     pack_bootstrap,
 };
 use lazuli_image::{
-    Digest,
+    Blob, Digest, Stored,
     oci::{BlobLayer, Descriptor, ImageConfig, IndexImage, IndexedLayer, media_type},
+    rafs::IndexedBootstrap,
 };
 use lazuli_policy::StatedLayer;
 use lazuli_registry::{
-    BlobContent, Document, ImageName, Manifest, Options, PushBy, Repository, Source,
+    BlobContent, Document, ImageName, Manifest, Options, Pull, PushBy, Repository, Source,
     TrustedReferrers,
 };
 use tokio::runtime::Runtime;
@@ -31,6 +32,7 @@ use crate::{
         push,
         scratch::Scratch,
         sign::{Sign, Signer},
+        start_ranges::guess,
     },
     image_args, progress,
 };
@@ -98,8 +100,9 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         return Ok(());
     }
     let bootstrap = bootstrap_layer(&indexed);
-    let document = describe(&manifest, &indexed, &bootstrap)?;
     let target = lazuli_registry::open(&name, &access)?;
+    let ranges = start_ranges(&indexed, &config, &*target, &runtime)?;
+    let document = describe(&manifest, &indexed, &bootstrap, ranges)?;
     let stated = stated(&manifest, &indexed)?;
     let index_bytes = index_bytes(&indexed) + bootstrap.size();
     let beside: u64 = indexed.beside.iter().map(|beside| beside.record.blob.stored_size).sum();
@@ -209,21 +212,42 @@ fn index_bytes(indexed: &ImageIndex) -> u64 {
     indexed.layers.iter().map(|layer| layer.bytes.len() as u64).sum()
 }
 
+/// The stored bytes that a start most likely reads, by the digest of the layer or the blob beside
+/// it.
+fn start_ranges(
+    indexed: &ImageIndex,
+    config: &ImageConfig,
+    place: &dyn Pull,
+    runtime: &Runtime,
+) -> Result<HashMap<Digest, Vec<Range<Stored>>>> {
+    let bootstrap = IndexedBootstrap::new(indexed.bootstrap.clone(), &indexed.layers)?;
+    let bootstrap = bootstrap.open()?;
+    let file = |blob: &Blob| {
+        let is_it = |beside: &&BuiltBlob| beside.record.blob.id == blob.id;
+        indexed.beside.iter().find(is_it)?.file.as_deref()
+    };
+    let files: Vec<_> = bootstrap.blobs().iter().map(file).collect();
+    let guessed = guess(config, &bootstrap, &files, place, runtime)?;
+    Ok(bootstrap.blobs().iter().map(|blob| blob.id).zip(guessed).collect())
+}
+
 fn describe(
     manifest: &Manifest,
     indexed: &ImageIndex,
     bootstrap: &BootstrapLayer,
+    mut ranges: HashMap<Digest, Vec<Range<Stored>>>,
 ) -> Result<IndexImage> {
-    let layers = indexed.layers.iter().filter_map(|layer| {
-        let index = layer.record.tail.index?;
-        let (digest, size) = (index.digest, index.size);
-        Some(IndexedLayer { layer: layer.record.blob.id, digest, size, tables: layer.tables })
-    });
-    let beside: Vec<_> = indexed.beside.iter().map(push::layer).collect();
+    let mut layers: Vec<_> = indexed.layers.iter().filter_map(IndexedLayer::of).collect();
+    for layer in &mut layers {
+        layer.start_ranges = ranges.remove(&layer.layer).unwrap_or_default();
+    }
+    let mut beside: Vec<_> = indexed.beside.iter().map(push::layer).collect();
+    for blob in &mut beside {
+        blob.start_ranges = ranges.remove(&blob.digest).unwrap_or_default();
+    }
+    let (subject, config) = (manifest.descriptor(), &manifest.parsed.config);
     let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
-    let layers: Vec<_> = layers.collect();
-    let subject = manifest.descriptor();
-    Ok(IndexImage::new(subject, &manifest.parsed.config, &layers, &beside, layer)?)
+    Ok(IndexImage::new(subject, config, &layers, &beside, layer)?)
 }
 
 /// Stores blobs before the manifest, and has it listed. Returns the bytes that the target did not

@@ -14,7 +14,6 @@ mod chunk_reuse;
 mod keep_oci;
 mod layer_cache;
 pub(crate) mod source;
-mod start_ranges;
 pub(crate) mod statement;
 mod streaming_push;
 mod trace_run;
@@ -30,6 +29,7 @@ use lazuli_builder::{
 use lazuli_image::{
     Blob, Digest, Trace,
     oci::{BlobLayer, ImageConfig, LazyImage},
+    rafs::Bootstrap,
 };
 use lazuli_registry::{ImageName, Options, Platform, Repository, Source};
 use tokio::runtime::Runtime;
@@ -43,7 +43,7 @@ use self::{
     streaming_push::StreamingPush,
 };
 use crate::{
-    image::{push, scratch::Scratch, sign::Signer},
+    image::{push, scratch::Scratch, sign::Signer, start_ranges},
     progress,
 };
 
@@ -210,8 +210,7 @@ impl<'a> Conversion<'a> {
         let order = mem::replace(&mut self.request.order, Order::Source);
         let (trace, from) = match order {
             Order::Source => {
-                let (config, target) = (&self.source.config, &*self.target);
-                start_ranges::note(&mut built, config, target, self.runtime)?;
+                self.note_start_ranges(&mut built)?;
                 return Ok(Ordered { built, hot: None, trace: None });
             }
             Order::Trace(trace, path) => (*trace, path.display().to_string()),
@@ -221,6 +220,19 @@ impl<'a> Conversion<'a> {
         };
         let hot = hot_chunks(&built, &trace, &from, &self.request.source)?;
         Ok(Ordered { built: hot_first(built, &hot)?, hot: Some(hot), trace: Some(trace) })
+    }
+
+    /// Notes on each blob what a start most likely reads of it. Blobs that the target has already
+    /// are read there.
+    fn note_start_ranges(&self, built: &mut Built) -> Result<()> {
+        let bootstrap = Bootstrap::open(&built.bootstrap[..])?;
+        let files: Vec<_> = built.blobs.iter().map(|blob| blob.file.as_deref()).collect();
+        let (config, target) = (&self.source.config, &*self.target);
+        let ranges = start_ranges::guess(config, &bootstrap, &files, target, self.runtime)?;
+        for (blob, ranges) in built.blobs.iter_mut().zip(ranges) {
+            blob.start_ranges = ranges;
+        }
+        Ok(())
     }
 
     /// The trace of a start of the image as it was built.

@@ -39,7 +39,7 @@ pub(crate) async fn store_layers(
     for written in layers {
         let layer = written.record.blob.id;
         let stated = stated.iter().find(|stated| stated.layer == layer);
-        let (Some(index), Some(stated)) = (written.record.tail.index, stated) else { continue };
+        let (Some(index), Some(stated)) = (IndexedLayer::of(written), stated) else { continue };
         if !is_whole(written) {
             stored.left_out.push(layer);
             continue;
@@ -47,15 +47,14 @@ pub(crate) async fn store_layers(
         let name = to.tagged(&layer_index_tag(&layer));
         let name = name.with_context(|| format!("no index in {to} can have a tag"))?;
         let place = lazuli_registry::open(&name, access)?;
-        let (digest, size, tables) = (index.digest, index.size, written.tables);
-        let manifest = layer_index_manifest(&IndexedLayer { layer, digest, size, tables })?;
+        let manifest = layer_index_manifest(&index)?;
         let document = Document::new(manifest, media_type::MANIFEST);
         let blobs = [&written.bytes[..], EMPTY_CONFIG].map(|bytes| {
             let content = BlobContent::Bytes(Bytes::copy_from_slice(bytes));
             (Algorithm::Sha256.digest(bytes), bytes.len() as u64, content)
         });
         stored.uploaded += push::upload(&*place, blobs.into(), None, &|_| {}).await?;
-        stored.bytes += size;
+        stored.bytes += index.size;
         // The statement is stored before the layer's tag names the manifest.
         place.push_document(&document, PushBy::Digest).await?;
         if let Some(signer) = signer {

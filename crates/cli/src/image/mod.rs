@@ -7,4 +7,5 @@ pub(crate) mod push;
 pub(crate) mod read_chunks;
 pub(crate) mod scratch;
 pub(crate) mod sign;
+pub(crate) mod start_ranges;
 pub(crate) mod trace;

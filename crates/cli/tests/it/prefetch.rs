@@ -195,13 +195,7 @@ fn what_the_converter_guessed_is_fetched_with_the_metadata() {
     let manifest: Value = serde_json::from_slice(&registry.manifest("app", "1").unwrap()).unwrap();
     let layers = manifest["layers"].as_array().unwrap();
     let (bootstrap, data) = layers.split_last().unwrap();
-    let ranges = |layer: &Value| {
-        let noted = layer["annotations"]["vnd.lazuli.start-ranges"].as_str().unwrap_or_default();
-        let number = |text: &str| text.parse::<u64>().unwrap();
-        let parse = |range: &str| range.split_once('-').map(|(a, b)| number(a)..number(b)).unwrap();
-        noted.split(',').filter(|range| !range.is_empty()).map(parse).collect::<Vec<_>>()
-    };
-    let expected: u64 = data.iter().flat_map(ranges).map(|range| range.end - range.start).sum();
+    let expected: u64 = data.iter().map(guessed).sum();
     assert!((1 << 20..16 << 20).contains(&expected), "{expected} bytes are guessed");
     // From the blobs that the target has by now, the same is guessed.
     convert();
@@ -212,12 +206,7 @@ fn what_the_converter_guessed_is_fetched_with_the_metadata() {
     let digest = bootstrap["digest"].as_str().unwrap();
     registry.fault("GET", digest, 1, Fault::Latency(Duration::from_secs(2)));
     let mut mount = mounting(&lazuli, &image);
-    let asked = |layer: &Value| {
-        let digest = layer["digest"].as_str().unwrap();
-        let log = registry.log();
-        let of_layer: Vec<_> = log.into_iter().filter(|it| it.target.contains(digest)).collect();
-        runs(&of_layer).iter().map(|(_, run)| run.end - run.start).sum::<u64>()
-    };
+    let asked = |layer: &Value| asked(&registry, layer["digest"].as_str().unwrap());
     wait("what was guessed", || data.iter().map(asked).sum::<u64>() == expected);
     assert!(mount.try_wait().unwrap().is_none(), "the bootstrap was not waited for");
     assert!(mount.wait().unwrap().success());
@@ -226,6 +215,55 @@ fn what_the_converter_guessed_is_fetched_with_the_metadata() {
     let server = fs::read(mountpoint.join("usr/bin/redis-server")).unwrap();
     assert!(server.starts_with(b"\x7fELF"));
     assert_eq!(registry.stats().requests, before, "it had arrived");
+    umount(&lazuli);
+}
+
+/// Bytes of a blob or layer that the converter or the indexer guessed to be read.
+fn guessed(layer: &Value) -> u64 {
+    let noted = layer["annotations"]["vnd.lazuli.start-ranges"].as_str().unwrap_or_default();
+    let number = |text: &str| text.parse::<u64>().unwrap();
+    let bytes = |range: &str| range.split_once('-').map(|(a, b)| number(b) - number(a)).unwrap();
+    noted.split(',').filter(|range| !range.is_empty()).map(bytes).sum()
+}
+
+/// Bytes of a blob that were asked for.
+fn asked(registry: &FakeRegistry, digest: &str) -> u64 {
+    let log = registry.log();
+    let of_blob: Vec<_> = log.into_iter().filter(|it| it.target.contains(digest)).collect();
+    runs(&of_blob).iter().map(|(_, run)| run.end - run.start).sum()
+}
+
+#[test]
+fn what_the_indexer_guessed_is_fetched_at_once() {
+    let Some(redis) = corpus("redis").filter(|_| needs()) else { return };
+    let trust = format!("{LEARN}[index]\ntrust = \"repository\"\n");
+    let (lazuli, _) = node(&trust);
+    let registry = FakeRegistry::start().unwrap();
+    let image = format!("{}/app:1", registry.host());
+    lazuli.ok(["copy", &format!("oci:{}:latest", redis.display()), &image]);
+    let index = || {
+        let printed = lazuli.ok(["index", &image]);
+        let digest = printed.split_whitespace().find(|word| word.starts_with("sha256:"));
+        registry.manifest("app", digest.unwrap()).unwrap()
+    };
+    let first = index();
+    assert_eq!(index(), first);
+    let index: Value = serde_json::from_slice(&first).unwrap();
+    let layers = index["layers"].as_array().unwrap();
+    let of = |layer: &Value| {
+        layer["annotations"]["containerd.io/snapshot/nydus-ref"].as_str().map(str::to_owned)
+    };
+    let guessed: Vec<_> = layers.iter().filter_map(|it| Some((of(it)?, guessed(it)))).collect();
+    let expected: u64 = guessed.iter().map(|(_, bytes)| bytes).sum();
+    assert!((1 << 20..16 << 20).contains(&expected), "{expected} bytes are guessed");
+    registry.reset_stats();
+    // Nothing of the layers arrives from which more could be guessed.
+    for (layer, _) in &guessed {
+        registry.fault("GET", layer, 1000, Fault::Latency(Duration::from_secs(60)));
+    }
+    mount(&lazuli, &image);
+    let all = || guessed.iter().map(|(layer, _)| asked(&registry, layer)).sum::<u64>();
+    wait("what was guessed", || all() >= expected / 2);
     umount(&lazuli);
 }
 

@@ -8,11 +8,15 @@
 //!          └ layers[m]              bootstrap
 //! ```
 
-use super::{BlobLayer, Descriptor, Manifest, OciError, annotation, data_layer, media_type};
-use crate::{Algorithm, Digest};
+use std::ops::Range;
+
+use super::{
+    BlobLayer, Descriptor, Manifest, OciError, annotation, data_layer, media_type, start_ranges,
+};
+use crate::{Algorithm, Digest, Stored, rafs::WrittenIndex};
 
 /// The index of one layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexedLayer {
     /// The layer.
     pub layer: Digest,
@@ -22,6 +26,18 @@ pub struct IndexedLayer {
     pub size: u64,
     /// SHA-256 of the stored chunk tables in the index.
     pub tables: Digest,
+    /// Stored bytes of the layer that a start most likely reads, if somebody guessed.
+    pub start_ranges: Vec<Range<Stored>>,
+}
+
+impl IndexedLayer {
+    /// The index of a layer; `None` of one that is no layer's.
+    pub fn of(index: &WrittenIndex) -> Option<Self> {
+        let written = index.record.tail.index?;
+        let (layer, tables) = (index.record.blob.id, index.tables);
+        let (digest, size) = (written.digest, written.size);
+        Some(IndexedLayer { layer, digest, size, tables, start_ranges: Vec::new() })
+    }
 }
 
 /// The documents of an index. The same input gives the same bytes.
@@ -98,11 +114,13 @@ pub fn layer_index_manifest(index: &IndexedLayer) -> Result<Vec<u8>, OciError> {
 /// The descriptor of a layer's index.
 fn index_layer(index: &IndexedLayer) -> Descriptor {
     let (layer, tables) = (index.layer.to_string(), index.tables.to_string());
-    let notes = [
+    let mut notes = vec![
         (annotation::DATA_BLOB, "true"),
         (annotation::INDEX_OF, layer.as_str()),
         (annotation::INDEX_TABLES, tables.as_str()),
     ];
+    let ranges = start_ranges(&index.start_ranges);
+    notes.extend(ranges.as_deref().map(|ranges| (annotation::START_RANGES, ranges)));
     Descriptor::new(media_type::DATA_BLOB, index.digest, index.size, &notes)
 }
 
@@ -153,7 +171,8 @@ mod tests {
         let image = ordinary();
         let subject = Descriptor::plain(media_type::MANIFEST, digest("image"), 9);
         let (layer, index, tables) = (digest(layer), digest("index"), digest("tables"));
-        let indexed = IndexedLayer { layer, digest: index, size: 7, tables };
+        let start_ranges = vec![Stored(100)..Stored(4096)];
+        let indexed = IndexedLayer { layer, digest: index, size: 7, tables, start_ranges };
         let blob = |text| BlobLayer::new(digest(text), 1);
         let (beside, boot) = ([blob("beside")], blob("bootstrap"));
         let written = IndexImage::new(subject, &image.config, &[indexed], &beside, boot).unwrap();
@@ -166,13 +185,15 @@ mod tests {
         let (image, index) = (ordinary(), index("layer"));
         assert!(index.is_index_of(&digest("image"), &image));
         assert_eq!(index.layers[0].index_tables(), Some(digest("tables")));
+        // Of the layer, which is larger than its index.
+        assert_eq!(index.layers[0].start_ranges(), [Stored(100)..Stored(4096)]);
         assert_eq!(index.lazy_base().unwrap().0.len(), 2);
     }
 
     #[test]
     fn a_layers_own_index_is_of_that_layer() {
         let [layer, index, tables] = ["layer", "index", "tables"].map(digest);
-        let indexed = IndexedLayer { layer, digest: index, size: 7, tables };
+        let indexed = IndexedLayer { layer, digest: index, size: 7, tables, start_ranges: Vec::new() };
         let written = layer_index_manifest(&indexed).unwrap();
         let manifest = Manifest::parse(&written).unwrap();
         assert_eq!(manifest.layer_index(&layer).unwrap().digest, index);

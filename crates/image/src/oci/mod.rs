@@ -90,8 +90,8 @@ pub mod annotation {
     /// On a data blob: how many stored bytes at its beginning a container reads when it starts, in
     /// decimal.
     pub const HOT_BYTES: &str = "vnd.lazuli.hot-bytes";
-    /// On a data blob: the stored bytes that a start most likely reads, as ranges `FIRST-END,…` in
-    /// decimal, the end exclusive.
+    /// On a data blob or the index of a layer: the stored bytes of the blob or layer that a start
+    /// most likely reads, as ranges `FIRST-END,…` in decimal, the end exclusive.
     pub const START_RANGES: &str = "vnd.lazuli.start-ranges";
     /// On the index of an unconverted layer: digest of that layer.
     pub const INDEX_OF: &str = "containerd.io/snapshot/nydus-ref";
@@ -213,13 +213,15 @@ impl Descriptor {
         self.annotations.get(annotation::HOT_BYTES)?.parse().ok()
     }
 
-    /// Stored bytes of a data blob that a start most likely reads, as its maker guessed. At most
-    /// [`MAX_START_RANGES`]; none if any of them is malformed.
+    /// Stored bytes of a data blob, or of the layer that this is the index of, which a start most
+    /// likely reads, as the maker guessed. At most [`MAX_START_RANGES`]; none if any of them is
+    /// malformed. Those of a layer may end behind it: its size is not known here.
     pub fn start_ranges(&self) -> Vec<Range<Stored>> {
+        let size = if self.index_of().is_some() { u64::MAX } else { self.size };
         let parse = |range: &str| {
             let (start, end) = range.split_once('-')?;
             let (start, end): (u64, u64) = (start.parse().ok()?, end.parse().ok()?);
-            (start < end && end <= self.size).then_some(Stored(start)..Stored(end))
+            (start < end && end <= size).then_some(Stored(start)..Stored(end))
         };
         let noted = self.annotations.get(annotation::START_RANGES);
         let ranges = noted.map(|noted| noted.split(',').take(MAX_START_RANGES).map(parse));
@@ -358,13 +360,16 @@ fn data_layer(blob: &BlobLayer) -> Descriptor {
     let hot = blob.hot_bytes.map(|bytes| bytes.to_string());
     let mut notes = vec![(annotation::DATA_BLOB, "true")];
     notes.extend(hot.as_deref().map(|bytes| (annotation::HOT_BYTES, bytes)));
-    let range = |range: &Range<Stored>| format!("{}-{}", range.start.0, range.end.0);
-    let ranges = blob.start_ranges.iter().take(MAX_START_RANGES).map(range);
-    let ranges = ranges.collect::<Vec<_>>().join(",");
-    if !ranges.is_empty() {
-        notes.push((annotation::START_RANGES, &ranges));
-    }
+    let ranges = start_ranges(&blob.start_ranges);
+    notes.extend(ranges.as_deref().map(|ranges| (annotation::START_RANGES, ranges)));
     Descriptor::new(media_type::DATA_BLOB, blob.digest, blob.size, &notes)
+}
+
+/// The value of [`annotation::START_RANGES`], if there are any.
+fn start_ranges(ranges: &[Range<Stored>]) -> Option<String> {
+    let range = |range: &Range<Stored>| format!("{}-{}", range.start.0, range.end.0);
+    let ranges: Vec<_> = ranges.iter().take(MAX_START_RANGES).map(range).collect();
+    (!ranges.is_empty()).then(|| ranges.join(","))
 }
 
 /// The descriptor of the packed bootstrap.

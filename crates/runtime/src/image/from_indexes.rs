@@ -8,9 +8,9 @@ use lazuli_builder::{
     index::{KnownLayer, assemble},
 };
 use lazuli_image::{
-    Algorithm, Blob, BlobIndex, Digest, FormatError, Points,
+    Algorithm, Blob, Digest, FormatError,
     oci::{BlobLayer, IndexImage, IndexedLayer},
-    rafs::{self, Bootstrap, WrittenIndex},
+    rafs::{self, IndexedBootstrap},
 };
 use lazuli_registry::Manifest;
 use lazuli_sys::path_error::At as _;
@@ -39,34 +39,30 @@ pub(crate) enum PrefixError {
     Image(#[from] ImageError),
 }
 
-/// The points at which decoders can begin in the layers.
-type LayerPoints = Vec<(BlobIndex, Points)>;
-
 /// The lower layers of an ordinary image, as an image.
 #[derive(Debug)]
 pub(crate) struct Prefix {
     /// The digest of its manifest.
     pub(crate) digest: Digest,
     manifest: Vec<u8>,
-    bootstrap: Vec<u8>,
-    points: LayerPoints,
+    bootstrap: IndexedBootstrap,
 }
 
 impl Prefix {
     /// Makes the image of `layers`, the lowest of `image`.
     pub(crate) fn new(image: &Manifest, layers: Vec<KnownLayer>) -> Result<Self, PrefixError> {
         let made = assemble(layers)?;
-        let indexed: Vec<_> = made.layers.iter().filter_map(describe).collect();
+        let indexed: Vec<_> = made.layers.iter().filter_map(IndexedLayer::of).collect();
         let (digest, size) =
             (Algorithm::Sha256.digest(&made.bootstrap), made.bootstrap.len() as u64);
         let bootstrap = BlobLayer::new(digest, size);
         let (subject, config) = (image.descriptor(), &image.parsed.config);
         let document = IndexImage::new(subject, config, &indexed, &[], bootstrap)?;
-        let (bootstrap, points) = place(made.bootstrap, &made.layers)?;
+        let bootstrap = IndexedBootstrap::new(made.bootstrap, &made.layers)?;
         // The kernel trusts the bootstrap.
-        rafs::check(&open(&bootstrap, &points)?)?;
+        rafs::check(&bootstrap.open()?)?;
         let IndexImage { manifest, descriptor } = document;
-        Ok(Prefix { digest: descriptor.digest, manifest, bootstrap, points })
+        Ok(Prefix { digest: descriptor.digest, manifest, bootstrap })
     }
 
     /// Stores the image in `images` unless it exists, and opens it there. `config` is the image's.
@@ -81,11 +77,12 @@ impl Prefix {
         let partial = Partial::create(images)?;
         write(&partial.0, MANIFEST, &self.manifest)?;
         write(&partial.0, CONFIG, config)?;
-        write(&partial.0, BOOTSTRAP, &self.bootstrap)?;
-        let digest = Algorithm::Blake3.digest(&self.bootstrap);
+        let IndexedBootstrap { bytes, points } = self.bootstrap;
+        write(&partial.0, BOOTSTRAP, &bytes)?;
+        let digest = Algorithm::Blake3.digest(&bytes);
         write(&partial.0, BOOTSTRAP_DIGEST, digest.to_string().as_bytes())?;
         let path = partial.0.join(BOOTSTRAP);
-        point_files::write(&path, &self.points).at(&path).map_err(ImageError::from)?;
+        point_files::write(&path, &points).at(&path).map_err(ImageError::from)?;
         partial.commit(&directory)?;
         Ok(StoredImage::open_for(&directory, Purpose::New)?)
     }
@@ -94,48 +91,6 @@ impl Prefix {
 /// The blob of the cache with the content of `layer`; `None` if none of its files has content.
 pub(crate) fn blob_of(layer: KnownLayer) -> Result<Option<Blob>, PrefixError> {
     let made = assemble(vec![layer])?;
-    let (bootstrap, points) = place(made.bootstrap, &made.layers)?;
-    Ok(open(&bootstrap, &points)?.blobs().first().cloned())
-}
-
-fn open<'a>(
-    bootstrap: &'a [u8],
-    points: &[(BlobIndex, Points)],
-) -> Result<Bootstrap<&'a [u8]>, FormatError> {
-    let mut bootstrap = Bootstrap::open(bootstrap)?;
-    for (index, points) in points {
-        bootstrap.set_points(*index, points.clone())?;
-    }
-    Ok(bootstrap)
-}
-
-/// The entry of a layer's index in a manifest.
-pub(crate) fn describe(layer: &WrittenIndex) -> Option<IndexedLayer> {
-    let index = layer.record.tail.index?;
-    let (digest, size) = (index.digest, index.size);
-    Some(IndexedLayer { layer: layer.record.blob.id, digest, size, tables: layer.tables })
-}
-
-/// Writes into a bootstrap where the chunks of `layers` are.
-fn place(
-    mut bootstrap: Vec<u8>,
-    layers: &[WrittenIndex],
-) -> Result<(Vec<u8>, LayerPoints), PrefixError> {
-    let opened = Bootstrap::open(&bootstrap[..])?;
-    let mut tables = Vec::new();
-    for index in opened.unplaced() {
-        let blob = &opened.blobs()[usize::from(index.0)];
-        let layer = layers.iter().find(|layer| layer.record.blob.id == blob.id);
-        if let Some(layer) = layer {
-            tables.push((*index, rafs::ci_table_of(&layer.bytes, &layer.record.tail)?));
-        }
-    }
-    drop(opened);
-    if tables.is_empty() {
-        return Ok((bootstrap, Vec::new()));
-    }
-    let rafs::Placed { at, table, points } = rafs::place_chunks(&bootstrap, &tables)?;
-    let at = at as usize;
-    bootstrap[at..at + table.len()].copy_from_slice(&table);
-    Ok((bootstrap, points))
+    let bootstrap = IndexedBootstrap::new(made.bootstrap, &made.layers)?;
+    Ok(bootstrap.open()?.blobs().first().cloned())
 }

@@ -242,7 +242,11 @@ impl StoredImage {
             None => 0,
         };
         let lazy = &manifest.layers[..lazy];
-        let layer_of = |blob: &Blob| manifest.layers.iter().find(|layer| layer.digest == blob.id);
+        // What an index says of its layer is noted at the index.
+        let is_of = |layer: &&Descriptor, blob: Digest| {
+            layer.digest == blob || layer.index_of() == Some(blob)
+        };
+        let layer_of = |blob: &Blob| manifest.layers.iter().find(|layer| is_of(layer, blob.id));
         let hot_of =
             |blob: &Blob| layer_of(blob).and_then(Descriptor::hot_bytes).unwrap_or_default();
         let ranges_of =

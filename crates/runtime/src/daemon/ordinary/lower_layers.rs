@@ -77,9 +77,13 @@ impl Node {
             join_all(known).await.into_iter().collect()
         };
         // Proven layers need no registry.
-        let known = match known(&Vouched::default()).await {
+        let mut vouched = Vouched::default();
+        let known = match known(&vouched).await {
             Some(proven) => Some(proven),
-            None => known(&self.ordinaries.vouched(&image, &repository, &options).await?).await,
+            None => {
+                vouched = self.ordinaries.vouched(&image, &repository, &options).await?;
+                known(&vouched).await
+            }
         };
         let known = known.filter(|known| known.len() == count as usize);
         let known = known.ok_or_else(|| DaemonError::NotVouched { image: name.to_string() })?;
@@ -91,7 +95,10 @@ impl Node {
         let prefix = blocking(move || Prefix::new(&manifest, known)).await.map_err(unusable)?;
         let pin = self.admission.pins.pin(&images, prefix.digest);
         let config = image.config.clone();
-        let stored = blocking(move || prefix.store(&images, &config)).await.map_err(unusable)?;
+        let stored = blocking(move || prefix.store(&images, &config)).await;
+        let mut stored = stored.map_err(unusable)?;
+        let blobs = stored.bootstrap.blobs().iter();
+        stored.start_ranges = blobs.map(|blob| vouched.start_ranges(&blob.id)).collect();
         let verified = verified.of_index(stored.manifest_digest);
         Ok((stored, verified, image.manifest.clone(), pin))
     }

@@ -6,7 +6,7 @@ use lazuli_builder::{
     index::{ImageIndex, KnownLayer, assemble},
     pack_bootstrap,
 };
-use lazuli_image::oci::{BlobLayer, IndexImage, media_type};
+use lazuli_image::oci::{BlobLayer, IndexImage, IndexedLayer, media_type};
 use lazuli_policy::{
     Converter, Indexing, Source, StatedLayer, Statement,
     sign::{SigningKey, attach},
@@ -14,7 +14,7 @@ use lazuli_policy::{
 use lazuli_registry::{BlobContent, Document, ImageName, PushBy, Repository};
 
 use super::state::{Ordinaries, Ordinary};
-use crate::{daemon::admission::logins::Lent, image::from_indexes::describe};
+use crate::daemon::admission::logins::Lent;
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -109,7 +109,7 @@ async fn store(
 ) -> Outcome<Document> {
     let bootstrap = pack_bootstrap(&made.bootstrap, []);
     let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
-    let indexed: Vec<_> = made.layers.iter().filter_map(describe).collect();
+    let indexed: Vec<_> = made.layers.iter().filter_map(IndexedLayer::of).collect();
     let subject = image.manifest.descriptor();
     let config = &image.manifest.parsed.config;
     let IndexImage { manifest, descriptor } =

@@ -2,6 +2,7 @@
 //! in the repository that the operator names.
 
 use std::{
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use lazuli_image::{
-    Digest,
+    Digest, Stored,
     oci::{layer_index_tag, media_type},
 };
 use lazuli_policy::{LayerDigests, SignedIndex, SignedLayer, StatedLayer};
@@ -42,6 +43,8 @@ pub(super) struct VouchedLayer {
     pub(super) stated: StatedLayer,
     /// Bytes of the index.
     pub(super) size: u64,
+    /// Stored bytes of the layer that a start most likely reads, if the index's maker guessed.
+    pub(super) start_ranges: Vec<Range<Stored>>,
     /// The repository that has it.
     pub(super) repository: Arc<dyn Pull>,
 }
@@ -59,11 +62,19 @@ impl Vouched {
     fn beside(signed: &SignedIndex, repository: &Arc<dyn Repository>) -> Self {
         let listed = &signed.manifest.parsed.layers;
         let layer = |stated: &StatedLayer| {
-            let size = listed.iter().find(|layer| layer.digest == stated.index)?.size;
-            Some(VouchedLayer { stated: *stated, size, repository: repository.clone() })
+            let index = listed.iter().find(|layer| layer.digest == stated.index)?;
+            let (size, start_ranges) = (index.size, index.start_ranges());
+            let (stated, repository) = (*stated, repository.clone());
+            Some(VouchedLayer { stated, size, start_ranges, repository })
         };
         let layers = signed.indexing.layers.iter().filter_map(layer).collect();
         Vouched { layers, is_beside: true }
+    }
+
+    /// Stored bytes of `layer` that a start most likely reads.
+    pub(super) fn start_ranges(&self, layer: &Digest) -> Vec<Range<Stored>> {
+        let layer = self.layers.iter().find(|it| it.stated.layer == *layer);
+        layer.map(|layer| layer.start_ranges.clone()).unwrap_or_default()
     }
 
     /// The statement about a layer whose tar has the digest `diff_id`.
@@ -116,7 +127,7 @@ impl Ordinaries {
         };
         let (manifest, stated) = found;
         let size = manifest.parsed.layer_index(&layer.layer)?.size;
-        Some(VouchedLayer { stated, size, repository })
+        Some(VouchedLayer { stated, size, start_ranges: Vec::new(), repository })
     }
 
     /// A statement found earlier, if it still counts.

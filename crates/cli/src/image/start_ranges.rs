@@ -1,65 +1,64 @@
-//! Guesses what a start of a built image reads, and notes it on the blobs for the nodes.
+//! Guesses what a start of an image that was made reads: converters note it for the nodes.
 
 use std::{
     collections::HashMap,
     fs::File,
     ops::Range,
     os::unix::fs::FileExt as _,
+    path::Path,
     sync::{Mutex, PoisonError},
 };
 
 use anyhow::Result;
 use async_trait::async_trait;
 use bytes::Bytes;
-use lazuli_builder::{Built, BuiltBlob};
-use lazuli_image::{Blob, Chunk, Decoded, oci::ImageConfig, rafs::Bootstrap};
+use lazuli_image::{Blob, Chunk, Decoded, Stored, oci::ImageConfig, rafs::Bootstrap};
 use lazuli_registry::Pull;
 use lazuli_runtime::prefetch::{DecodedBlobs, start_ranges};
 use tokio::runtime::Runtime;
 
-use crate::image::read_chunks;
+use super::read_chunks;
 
-/// Notes on each blob which of its stored bytes a start most likely reads. Blobs that the `target`
-/// has already are read there.
-pub(super) fn note(
-    built: &mut Built,
+/// Guesses for each blob of an image which of its stored bytes a start most likely reads. Blobs
+/// without one of `files` are read at `place`.
+pub(crate) fn guess(
     config: &ImageConfig,
-    target: &dyn Pull,
+    bootstrap: &Bootstrap<&[u8]>,
+    files: &[Option<&Path>],
+    place: &dyn Pull,
     runtime: &Runtime,
-) -> Result<()> {
+) -> Result<Vec<Vec<Range<Stored>>>> {
     let config = serde_json::from_slice(&config.to_json())?;
-    let bootstrap = Bootstrap::open(&built.bootstrap[..])?;
-    let blobs = BuiltBlobs { blobs: &built.blobs, target, fetched: Mutex::default() };
-    let guess = || runtime.block_on(start_ranges(&config, &bootstrap, &blobs));
+    let blobs = Blobs { all: bootstrap.blobs(), files, place, fetched: Mutex::default() };
+    let guess = || runtime.block_on(start_ranges(&config, bootstrap, &blobs));
     let mut ranges = guess();
     if !blobs.fetched().is_empty() {
-        // What is found depends on the order in which the target answered. Now nothing waits.
+        // What is found depends on the order in which `place` answered. Now nothing waits.
         ranges = guess();
     }
-    for (blob, ranges) in built.blobs.iter_mut().zip(ranges) {
-        blob.start_ranges = ranges;
-    }
-    Ok(())
+    Ok(ranges)
 }
 
-struct BuiltBlobs<'a> {
-    blobs: &'a [BuiltBlob],
-    target: &'a dyn Pull,
-    /// Decoded chunks of blobs at the target, by position of the blob and number.
+struct Blobs<'a> {
+    all: &'a [Blob],
+    files: &'a [Option<&'a Path>],
+    place: &'a dyn Pull,
+    /// Decoded chunks of blobs at `place`, by position of the blob and number.
     fetched: Mutex<HashMap<(usize, u32), Vec<u8>>>,
 }
 
-impl BuiltBlobs<'_> {
+impl Blobs<'_> {
     fn fetched(&self) -> std::sync::MutexGuard<'_, HashMap<(usize, u32), Vec<u8>>> {
         self.fetched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Decodes chunks of a blob.
     async fn chunks(&self, position: usize, wanted: &[&Chunk]) -> Result<Vec<Vec<u8>>> {
-        let BuiltBlob { record, file, .. } = &self.blobs[position];
         let found: Vec<(&Blob, &Chunk)> =
-            wanted.iter().map(|chunk| (&record.blob, *chunk)).collect();
-        let Some(file) = file else { return self.fetch(position, &found).await };
+            wanted.iter().map(|chunk| (&self.all[position], *chunk)).collect();
+        let Some(file) = self.files.get(position).copied().flatten() else {
+            return self.fetch(position, &found).await;
+        };
         let file = File::open(file)?;
         let stored = |(_, chunk): &(_, &Chunk)| {
             let mut bytes = vec![0; chunk.stored_size as usize];
@@ -70,14 +69,14 @@ impl BuiltBlobs<'_> {
         read_chunks::decode(&found, &stored)
     }
 
-    /// The same for a blob at the target.
+    /// The same for a blob at `place`.
     async fn fetch(&self, position: usize, found: &[(&Blob, &Chunk)]) -> Result<Vec<Vec<u8>>> {
         let known =
             |(_, chunk): &(_, &Chunk)| self.fetched().get(&(position, chunk.number)).cloned();
         if let Some(known) = found.iter().map(known).collect() {
             return Ok(known);
         }
-        let stored = read_chunks::read(self.target, found, read_chunks::REQUESTS).await?;
+        let stored = read_chunks::read(self.place, found, read_chunks::REQUESTS).await?;
         let decoded = read_chunks::decode(found, &stored)?;
         let new = found.iter().zip(&decoded);
         self.fetched().extend(new.map(|((_, it), bytes)| ((position, it.number), bytes.clone())));
@@ -86,9 +85,9 @@ impl BuiltBlobs<'_> {
 }
 
 #[async_trait]
-impl DecodedBlobs for BuiltBlobs<'_> {
+impl DecodedBlobs for Blobs<'_> {
     async fn read(&self, position: usize, range: Range<Decoded>) -> Option<Vec<u8>> {
-        let all = &self.blobs.get(position)?.record.blob.chunks;
+        let all = &self.all.get(position)?.chunks;
         let first = all.partition_point(|chunk| chunk.decoded_end() <= range.start);
         let wanted: Vec<&Chunk> =
             all[first..].iter().take_while(|chunk| chunk.decoded < range.end).collect();

@@ -193,7 +193,8 @@ mod tests {
     #[test]
     fn a_layers_own_index_is_of_that_layer() {
         let [layer, index, tables] = ["layer", "index", "tables"].map(digest);
-        let indexed = IndexedLayer { layer, digest: index, size: 7, tables, start_ranges: Vec::new() };
+        let indexed =
+            IndexedLayer { layer, digest: index, size: 7, tables, start_ranges: Vec::new() };
         let written = layer_index_manifest(&indexed).unwrap();
         let manifest = Manifest::parse(&written).unwrap();
         assert_eq!(manifest.layer_index(&layer).unwrap().digest, index);

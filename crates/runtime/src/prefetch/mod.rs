@@ -125,12 +125,13 @@ impl Prefetcher {
         })
     }
 
-    /// Looks up a trace, and requests hot bytes while the image's metadata is fetched, if it is
-    /// missing. Call it as soon as the image is known.
+    /// Looks up a trace, and requests hot bytes of `layers` while the image's metadata is fetched,
+    /// if it is missing. Call it as soon as the image is known.
     pub(crate) fn look_up(
         self: &Arc<Self>,
         repository: &Arc<dyn Repository>,
         manifest: &Manifest,
+        layers: &[Descriptor],
         metadata: Metadata,
     ) -> Known {
         let learns = self.settings.mode == Mode::Learn;
@@ -143,8 +144,8 @@ impl Prefetcher {
         let place: Arc<dyn Pull> = repository.clone();
         if metadata == Metadata::Missing {
             match &known.trace {
-                Some(trace) => self.ask_early(&known.early, &place, manifest, trace.spans()),
-                None => self.ask_early(&known.early, &place, manifest, baked(manifest).into_iter()),
+                Some(trace) => self.ask_early(&known.early, &place, layers, trace.spans()),
+                None => self.ask_early(&known.early, &place, layers, baked(manifest).into_iter()),
             }
         }
         if self.settings.learns_from_others() && known.trace.is_none() {
@@ -154,14 +155,15 @@ impl Prefetcher {
         }
         if learns && known.trace.is_none() {
             let (prefetcher, early) = (self.clone(), known.early.clone());
-            let (repository, manifest) = (repository.clone(), manifest.clone());
+            let (repository, manifest) = (repository.clone(), manifest.digest);
+            let layers = layers.to_vec();
             known.asked = Some(tokio::spawn(async move {
-                let found = traces::find(&*repository, &manifest.digest).await;
+                let found = traces::find(&*repository, &manifest).await;
                 let image = repository.describe();
                 let found = found.inspect_err(|error| tracing::info!(image, %error, "no trace"));
                 let trace = found.unwrap_or_default()?;
                 if metadata == Metadata::Missing && !early.is_any() {
-                    prefetcher.ask_early(&early, &place, &manifest, trace.spans());
+                    prefetcher.ask_early(&early, &place, &layers, trace.spans());
                 }
                 Some(trace)
             }));
@@ -174,7 +176,7 @@ impl Prefetcher {
         &self,
         early: &Early,
         repository: &Arc<dyn Pull>,
-        manifest: &Manifest,
+        layers: &[Descriptor],
         spans: impl Iterator<Item = (Digest, Range<Stored>)>,
     ) {
         // A near server delivers as soon after the metadata, which would have to share the link. A
@@ -188,7 +190,7 @@ impl Prefetcher {
         }
         if self.cache.has_room_for_hints(early::MOST) {
             let new = spans.filter(|(blob, _)| !self.cache.has_files_of(blob));
-            early.ask(repository, &manifest.parsed, new, &self.early);
+            early.ask(repository, layers, new, &self.early);
         }
     }
 

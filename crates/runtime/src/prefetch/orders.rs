@@ -39,14 +39,16 @@ pub(super) fn of_ranges(ranges: &[Vec<Range<Stored>>], blobs: &[Arc<CachedBlob>]
 /// guessed if no blob has one.
 pub(super) fn baked(manifest: &Manifest) -> Vec<(Digest, Range<Stored>)> {
     let layers = &manifest.parsed.layers;
-    let hot = |layer: &Descriptor| Some((layer.digest, Stored(0)..Stored(layer.hot_bytes()?)));
+    // What an index says is of its layer.
+    let id = |layer: &Descriptor| layer.index_of().unwrap_or(layer.digest);
+    let hot = |layer: &Descriptor| Some((id(layer), Stored(0)..Stored(layer.hot_bytes()?)));
     let hot: Vec<_> = layers.iter().filter_map(hot).collect();
     if !hot.is_empty() {
         return hot;
     }
     let guessed = |layer: &Descriptor| {
         let ranges = layer.start_ranges().into_iter();
-        ranges.map(|range| (layer.digest, range)).collect()
+        ranges.map(|range| (id(layer), range)).collect()
     };
     in_turns(layers.iter().map(guessed).collect())
 }

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{BoxFuture, FutureExt as _, Shared, join_all};
-use lazuli_image::{Digest, Stored, oci::Manifest};
+use lazuli_image::{Digest, Stored, oci::Descriptor};
 use lazuli_registry::{CONNECTIONS, Pull, range};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::AbortOnDropHandle;
@@ -57,17 +57,17 @@ impl fmt::Debug for Early {
 }
 
 impl Early {
-    /// Asks for `spans` of the layers of an image, as far as they are such and there is memory.
+    /// Asks for `spans` of `layers`, as far as they are such and there is memory.
     pub(crate) fn ask(
         &self,
         repository: &Arc<dyn Pull>,
-        manifest: &Manifest,
+        layers: &[Descriptor],
         spans: impl Iterator<Item = (Digest, Range<Stored>)>,
         memory: &UncheckedMemory,
     ) {
         let mut left = MOST;
         let of_layer = |(blob, range): (Digest, Range<Stored>)| {
-            let layer = manifest.layers.iter().find(|layer| layer.digest == blob)?;
+            let layer = layers.iter().find(|layer| layer.digest == blob)?;
             (range.end.0 <= layer.size).then_some((layer, range))
         };
         let fits = |(_, range): &(_, Range<Stored>)| {

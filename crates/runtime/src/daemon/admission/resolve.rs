@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use lazuli_image::oci::Descriptor;
 use lazuli_policy::Verified;
 use lazuli_registry::{
     ImageName, IndexTrust, Manifest, Options, Platform, Repository, lazy_manifest,
@@ -17,6 +18,14 @@ pub(in crate::daemon) struct Resolved {
     pub(in crate::daemon) manifest: Arc<Manifest>,
     /// The ordinary image that this is a signed index of: the policy is about that one.
     image: Option<Arc<Manifest>>,
+}
+
+impl Resolved {
+    /// Everything that it may read of the registry: of a signed index, the image's layers as well.
+    pub(in crate::daemon) fn layers(&self) -> impl Iterator<Item = &Descriptor> {
+        let image = self.image.iter().flat_map(|image| &image.parsed.layers);
+        self.manifest.parsed.layers.iter().chain(image)
+    }
 }
 
 impl From<Arc<Manifest>> for Resolved {

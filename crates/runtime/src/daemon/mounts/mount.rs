@@ -76,7 +76,7 @@ impl Node {
             if let Some(layers) = request.layers {
                 let prefix = self.prefix(&request, &name, layers).await?;
                 let (stored, verified, manifest, pin) = prefix;
-                let known = self.prefetcher.look_up(&repository, &manifest, Metadata::Here);
+                let known = self.prefetcher.look_up(&repository, &manifest, &[], Metadata::Here);
                 return Ok((stored, verified, Fetched::default(), known, pin));
             }
             let resolved = match self.admission.recent.get(&name) {
@@ -89,7 +89,7 @@ impl Node {
                 && let Some(shown) = self.by_layers(&request, &name, &resolved.manifest).await?
             {
                 let (stored, verified, manifest, pin) = shown;
-                let known = self.prefetcher.look_up(&repository, &manifest, Metadata::Here);
+                let known = self.prefetcher.look_up(&repository, &manifest, &[], Metadata::Here);
                 return Ok((stored, verified, Fetched::default(), known, pin));
             }
             let manifest = &resolved.manifest;
@@ -104,7 +104,10 @@ impl Node {
             let look_up = async {
                 match is_started {
                     true => Known::default(),
-                    false => self.prefetcher.look_up(&repository, manifest, metadata),
+                    false => {
+                        let layers: Vec<_> = resolved.layers().cloned().collect();
+                        self.prefetcher.look_up(&repository, manifest, &layers, metadata)
+                    }
                 }
             };
             // Metadata first: prefetched data is useless before it.

@@ -1,11 +1,11 @@
-//! Images that are about to be pulled: their metadata are fetched before containerd asks for a
-//! layer.
+//! Images that are about to be pulled: their metadata, and what a start reads first, are fetched
+//! before containerd asks for a layer.
 
 use std::{sync::Arc, time::Duration};
 
 use lazuli_image::Digest;
 use lazuli_policy::Question;
-use lazuli_registry::{ImageName, Login, Manifest, SeekableLayers};
+use lazuli_registry::{ImageName, Login, Manifest, Pull, SeekableLayers};
 
 use super::{super::DaemonError, Images};
 use crate::image::StoredImage;
@@ -16,10 +16,9 @@ const STAY: Duration = Duration::from_secs(30);
 
 impl Images {
     /// A lazy image is about to be pulled: `name` has the digest of `manifest`, which was read with
-    /// `login`. Its metadata are fetched now. Whatever becomes of that, a mount works. Call it on a
-    /// runtime.
-    pub fn expect(&self, name: ImageName, manifest: Manifest, login: Option<Login>) {
-        let manifest = Arc::new(manifest);
+    /// `login`. Its metadata are fetched now, and hot bytes beside them. Whatever becomes of that, a
+    /// mount works. Call it on a runtime.
+    pub fn expect(&self, name: ImageName, manifest: Arc<Manifest>, login: Option<Login>) {
         self.0.admission.recent.insert(&name, manifest.clone());
         let Some(arriving) = self.0.admission.expected.begin(manifest.digest) else { return };
         let images = self.clone();
@@ -27,7 +26,8 @@ impl Images {
             let (directory, digest) = (images.0.root.join("images"), manifest.digest);
             let was_here = StoredImage::is_in(&directory, &digest);
             let pin = images.0.admission.pins.pin(&directory, digest);
-            if let Err(error) = images.fetch_ahead(&name, &manifest, login).await {
+            let fetch = images.fetch_ahead(&name, &manifest, login, was_here);
+            if let Err(error) = fetch.await {
                 tracing::debug!(error = error.for_people(), "metadata are not fetched ahead");
             }
             drop(arriving);
@@ -54,6 +54,7 @@ impl Images {
         name: &ImageName,
         manifest: &Manifest,
         login: Option<Login>,
+        is_here: bool,
     ) -> Result<(), DaemonError> {
         let _login = login.map(|login| self.0.admission.logins.lend(name, login));
         let repository = lazuli_registry::open(name, &self.0.admission.registry)?;
@@ -63,8 +64,16 @@ impl Images {
             async { Ok::<_, DaemonError>(self.0.admission.gate.admit(question).await?) };
         let images = self.0.root.join("images");
         let seekable = SeekableLayers::Ordinary;
-        StoredImage::fetch_admitted(repository.clone(), manifest, &images, seekable, admission)
-            .await?;
+        let place: Arc<dyn Pull> = repository.clone();
+        let fetch = StoredImage::fetch_admitted(place, manifest, &images, seekable, admission);
+        let look_up = async {
+            if !is_here {
+                let layers = &manifest.parsed.layers;
+                self.0.prefetcher.look_up_ahead(&repository, &manifest.digest, layers);
+            }
+        };
+        // Metadata first, as for a mount.
+        tokio::join!(fetch, look_up).0?;
         Ok(())
     }
 }

@@ -69,6 +69,6 @@ struct Pulls(Images);
 
 impl Node for Pulls {
     fn expect(&self, image: Reference, manifest: Manifest, login: Option<Login>) {
-        self.0.expect(ImageName::Registry(image), Arc::new(manifest), login);
+        self.0.expect(ImageName::Registry(image), manifest, login);
     }
 }

@@ -86,13 +86,8 @@ impl Images {
     ) -> Result<(), DaemonError> {
         let ended = |ended: Result<_, JoinError>| ended.unwrap_or(Err(DaemonError::Stopping));
         let images = self.0.root.join("images");
-        if StoredImage::is_in(&images, &manifest.digest) {
+        if admission.is_finished() || StoredImage::is_in(&images, &manifest.digest) {
             return ended(admission.await).map(drop);
-        }
-        if admission.is_finished() {
-            let _verified = ended(admission.await)?;
-            self.expect(request.image.parse()?, manifest, login.cloned());
-            return Ok(());
         }
         let (name, options) = (request.image.parse()?, self.0.admission.options(request));
         let repository = lazuli_registry::open(&name, &options)?;
@@ -128,14 +123,14 @@ impl Images {
             let _lock = node.admission.fetch_locks.lock(&image).await;
             let _pin = node.admission.pins.pin(&images, manifest.digest);
             let seekable = SeekableLayers::Ordinary;
-            let place = repository.clone();
-            let fetch = StoredImage::fetch_admitted(place, &manifest, &images, seekable, admission);
-            let look_up = async {
-                let (digest, layers) = (&manifest.digest, &manifest.parsed.layers);
-                node.prefetcher.look_up_ahead(&repository, digest, layers);
-            };
-            // Metadata first, as for a mount.
-            if let (Err(error), ()) = tokio::join!(fetch, look_up) {
+            let fetch = StoredImage::fetch_admitted(
+                repository.clone(),
+                &manifest,
+                &images,
+                seekable,
+                admission,
+            );
+            if let Err(error) = fetch.await {
                 tracing::debug!(error = error.for_people(), "fetched again when it is mounted");
             }
         });

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use lazuli_image::Digest;
 use lazuli_policy::Question;
-use lazuli_registry::{ImageName, Login, Manifest, Pull, SeekableLayers};
+use lazuli_registry::{ImageName, Login, Manifest, SeekableLayers};
 
 use super::{super::DaemonError, Images};
 use crate::image::StoredImage;
@@ -16,9 +16,10 @@ const STAY: Duration = Duration::from_secs(30);
 
 impl Images {
     /// A lazy image is about to be pulled: `name` has the digest of `manifest`, which was read with
-    /// `login`. Its metadata are fetched now, and hot bytes beside them. Whatever becomes of that, a
-    /// mount works. Call it on a runtime.
-    pub fn expect(&self, name: ImageName, manifest: Arc<Manifest>, login: Option<Login>) {
+    /// `login`. Its metadata are fetched now, and then what a start reads first. Whatever becomes of
+    /// that, a mount works. Call it on a runtime.
+    pub fn expect(&self, name: ImageName, manifest: Manifest, login: Option<Login>) {
+        let manifest = Arc::new(manifest);
         self.0.admission.recent.insert(&name, manifest.clone());
         let Some(arriving) = self.0.admission.expected.begin(manifest.digest) else { return };
         let images = self.clone();
@@ -64,16 +65,13 @@ impl Images {
             async { Ok::<_, DaemonError>(self.0.admission.gate.admit(question).await?) };
         let images = self.0.root.join("images");
         let seekable = SeekableLayers::Ordinary;
-        let place: Arc<dyn Pull> = repository.clone();
-        let fetch = StoredImage::fetch_admitted(place, manifest, &images, seekable, admission);
-        let look_up = async {
-            if !is_here {
-                let layers = &manifest.parsed.layers;
-                self.0.prefetcher.look_up_ahead(&repository, &manifest.digest, layers);
-            }
-        };
-        // Metadata first, as for a mount.
-        tokio::join!(fetch, look_up).0?;
+        StoredImage::fetch_admitted(repository.clone(), manifest, &images, seekable, admission)
+            .await?;
+        if !is_here {
+            // Not beside the metadata, for which the pull waits.
+            let layers = &manifest.parsed.layers;
+            self.0.prefetcher.look_up_ahead(&repository, &manifest.digest, layers);
+        }
         Ok(())
     }
 }

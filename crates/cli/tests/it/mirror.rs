@@ -19,12 +19,9 @@ use lazuli_testkit::{
     registry::FakeRegistry,
 };
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::{
-    lazuli::{Lazuli, corpus},
-    prefetch::{FAR, asked, guessed, wait},
-};
+use crate::lazuli::Lazuli;
 
 /// Time limit for operations that take milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -63,9 +60,9 @@ impl Scene {
     }
 
     /// The mirror's activity, if there is one.
-    fn activity(&self) -> Value {
+    fn activity(&self) -> serde_json::Value {
         let output = self.lazuli.output(["status", "--json"]);
-        let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         status["mirror"].clone()
     }
 
@@ -253,32 +250,4 @@ fn setting_up_and_undoing_leave_nothing_behind() {
     fs::write(scene.lazuli.path("c.toml"), registry).unwrap();
     let error = scene.lazuli.fails(["setup", "mirror", "--containerd", "c.toml"]);
     assert!(error.contains("registry.mirrors") && !file.exists(), "{error}");
-}
-
-/// The first question of a pull is the manifest; what a start reads first is on its way before
-/// containerd asks for a layer.
-#[test]
-fn what_the_converter_guessed_is_fetched_with_the_metadata() {
-    let needs = || require(Feature::Fanotify) && require(Feature::ErofsFileBacked);
-    let Some(redis) = corpus("redis").filter(|_| needs()) else { return };
-    let Some(scene) = Scene::new() else { return };
-    let (lazuli, registry) = (&scene.lazuli, &scene.registry);
-    let image = format!("{}/app:1", registry.host());
-    lazuli.ok(["convert", &format!("oci:{}:latest", redis.display()), &image]);
-    let manifest: Value = serde_json::from_slice(&registry.manifest("app", "1").unwrap()).unwrap();
-    let (_, data) = manifest["layers"].as_array().unwrap().split_last().unwrap();
-    let expected: u64 = data.iter().map(guessed).sum();
-    assert!(expected > 1 << 20, "{expected} bytes are guessed");
-    registry.reset_stats();
-    registry.set_latency(FAR);
-    let answer = runtime().block_on(scene.client().get(scene.url("manifests/1")).send());
-    assert!(answer.unwrap().status().is_success());
-    let asked = |layer: &Value| asked(registry, layer["digest"].as_str().unwrap());
-    wait("what was guessed", || data.iter().map(asked).sum::<u64>() == expected);
-    let mountpoint = lazuli.directory("mnt");
-    let at = mountpoint.to_str().unwrap();
-    lazuli.ok(["mount", &image, at]);
-    let server = fs::read(mountpoint.join("usr/bin/redis-server")).unwrap();
-    assert!(server.starts_with(b"\x7fELF"));
-    lazuli.ok(["umount", at]);
 }

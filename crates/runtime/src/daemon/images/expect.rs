@@ -1,5 +1,5 @@
-//! Images that are about to be pulled: their metadata, and what a start reads first, are fetched
-//! before containerd asks for a layer.
+//! Images that are about to be pulled: their metadata are fetched before containerd asks for a
+//! layer.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,8 +16,8 @@ const STAY: Duration = Duration::from_secs(30);
 
 impl Images {
     /// A lazy image is about to be pulled: `name` has the digest of `manifest`, which was read with
-    /// `login`. Its metadata are fetched now, and then what a start reads first. Whatever becomes of
-    /// that, a mount works. Call it on a runtime.
+    /// `login`. Its metadata are fetched now. Whatever becomes of that, a mount works. Call it on a
+    /// runtime.
     pub fn expect(&self, name: ImageName, manifest: Manifest, login: Option<Login>) {
         let manifest = Arc::new(manifest);
         self.0.admission.recent.insert(&name, manifest.clone());
@@ -27,8 +27,7 @@ impl Images {
             let (directory, digest) = (images.0.root.join("images"), manifest.digest);
             let was_here = StoredImage::is_in(&directory, &digest);
             let pin = images.0.admission.pins.pin(&directory, digest);
-            let fetch = images.fetch_ahead(&name, &manifest, login, was_here);
-            if let Err(error) = fetch.await {
+            if let Err(error) = images.fetch_ahead(&name, &manifest, login).await {
                 tracing::debug!(error = error.for_people(), "metadata are not fetched ahead");
             }
             drop(arriving);
@@ -55,7 +54,6 @@ impl Images {
         name: &ImageName,
         manifest: &Manifest,
         login: Option<Login>,
-        is_here: bool,
     ) -> Result<(), DaemonError> {
         let _login = login.map(|login| self.0.admission.logins.lend(name, login));
         let repository = lazuli_registry::open(name, &self.0.admission.registry)?;
@@ -67,11 +65,6 @@ impl Images {
         let seekable = SeekableLayers::Ordinary;
         StoredImage::fetch_admitted(repository.clone(), manifest, &images, seekable, admission)
             .await?;
-        if !is_here {
-            // Not beside the metadata, for which the pull waits.
-            let layers = &manifest.parsed.layers;
-            self.0.prefetcher.look_up_ahead(&repository, &manifest.digest, layers);
-        }
         Ok(())
     }
 }

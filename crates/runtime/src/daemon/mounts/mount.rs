@@ -76,8 +76,7 @@ impl Node {
             if let Some(layers) = request.layers {
                 let prefix = self.prefix(&request, &name, layers).await?;
                 let (stored, verified, manifest, pin) = prefix;
-                let digest = &manifest.digest;
-                let known = self.prefetcher.look_up(&repository, digest, &[], Metadata::Here);
+                let known = self.prefetcher.look_up(&repository, &manifest, &[], Metadata::Here);
                 return Ok((stored, verified, Fetched::default(), known, pin));
             }
             let resolved = match self.admission.recent.get(&name) {
@@ -90,8 +89,7 @@ impl Node {
                 && let Some(shown) = self.by_layers(&request, &name, &resolved.manifest).await?
             {
                 let (stored, verified, manifest, pin) = shown;
-                let digest = &manifest.digest;
-                let known = self.prefetcher.look_up(&repository, digest, &[], Metadata::Here);
+                let known = self.prefetcher.look_up(&repository, &manifest, &[], Metadata::Here);
                 return Ok((stored, verified, Fetched::default(), known, pin));
             }
             let manifest = &resolved.manifest;
@@ -108,7 +106,7 @@ impl Node {
                     true => Known::default(),
                     false => {
                         let layers: Vec<_> = resolved.layers().cloned().collect();
-                        self.prefetcher.look_up(&repository, &manifest.digest, &layers, metadata)
+                        self.prefetcher.look_up(&repository, manifest, &layers, metadata)
                     }
                 }
             };

@@ -35,7 +35,7 @@ pub(crate) const LEARN: &str = "[fetch]\namplify_bytes = 0\ndeadline_seconds = 2
 
 /// The distance from which a registry counts as far: more than the first answer of a near one
 /// takes.
-const FAR: Duration = Duration::from_millis(20);
+pub(crate) const FAR: Duration = Duration::from_millis(20);
 
 /// A registry with an image, as its name.
 fn registry(lazuli: &Lazuli) -> (FakeRegistry, String) {
@@ -220,7 +220,7 @@ fn what_the_converter_guessed_is_fetched_with_the_metadata() {
 }
 
 /// Bytes of a blob or layer that the converter or the indexer guessed to be read.
-fn guessed(layer: &Value) -> u64 {
+pub(crate) fn guessed(layer: &Value) -> u64 {
     let noted = layer["annotations"]["vnd.lazuli.start-ranges"].as_str().unwrap_or_default();
     let number = |text: &str| text.parse::<u64>().unwrap();
     let bytes = |range: &str| range.split_once('-').map(|(a, b)| number(b) - number(a)).unwrap();
@@ -228,7 +228,7 @@ fn guessed(layer: &Value) -> u64 {
 }
 
 /// Bytes of a blob that were asked for.
-fn asked(registry: &FakeRegistry, digest: &str) -> u64 {
+pub(crate) fn asked(registry: &FakeRegistry, digest: &str) -> u64 {
     let log = registry.log();
     let of_blob: Vec<_> = log.into_iter().filter(|it| it.target.contains(digest)).collect();
     runs(&of_blob).iter().map(|(_, run)| run.end - run.start).sum()

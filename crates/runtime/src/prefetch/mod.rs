@@ -21,6 +21,7 @@ mod yield_to_readers;
 pub(crate) use guess::fuzz;
 mod learn;
 mod lessons;
+mod looked_up;
 mod orders;
 mod recorder;
 mod settings;
@@ -34,7 +35,7 @@ use std::{ops::Range, path::Path, sync::Arc};
 
 use futures_util::FutureExt as _;
 use lazuli_image::{Digest, Lesson, Stored, Trace, oci::Descriptor, rafs::Bootstrap};
-use lazuli_registry::{Manifest, Pull, Repository};
+use lazuli_registry::{Pull, Repository};
 use lazuli_sys::mmap::Map;
 use tokio::{sync::oneshot, task::JoinHandle};
 
@@ -47,6 +48,7 @@ use self::{
     fetch_in_order::{Blobs, Pace, Purpose},
     learn::{RegistryTrace, ask_for_lesson},
     lessons::Lessons,
+    looked_up::LookedUp,
     orders::{baked, first_of, of_maker, of_ranges, of_trace},
     recorder::Recorder,
     timed_slot::TimedSlot,
@@ -66,6 +68,7 @@ pub(crate) struct Prefetcher {
     pace: Pace,
     escalation: Escalation,
     early: early::UncheckedMemory,
+    ahead: LookedUp,
     /// Held while one piece of the rest of an image is fetched.
     rest_slot: TimedSlot,
 }
@@ -112,7 +115,7 @@ impl Prefetcher {
     /// Opens the traces and lessons in the state directory `root`.
     pub(crate) fn new(settings: Settings, root: &Path, cache: Arc<Cache>) -> Arc<Self> {
         let (traces, lessons) = (Traces::of(root), Lessons::of(root));
-        let (pace, escalation, early, rest_slot) = Default::default();
+        let (pace, escalation, early, ahead, rest_slot) = Default::default();
         Arc::new(Prefetcher {
             settings,
             traces,
@@ -121,8 +124,29 @@ impl Prefetcher {
             pace,
             escalation,
             early,
+            ahead,
             rest_slot,
         })
+    }
+
+    /// Does what [`Prefetcher::look_up`] does for an image that is about to be mounted. What it
+    /// finds waits for the mount, for [`looked_up::STAY`].
+    pub(crate) fn look_up_ahead(
+        self: &Arc<Self>,
+        repository: &Arc<dyn Repository>,
+        manifest: &Digest,
+        layers: &[Descriptor],
+    ) {
+        let Some(key) = looked_up::key(repository, manifest) else { return };
+        let look = || self.find(repository, manifest, layers, Metadata::Missing);
+        if !self.ahead.insert(&key, look) {
+            return;
+        }
+        let prefetcher = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(looked_up::STAY).await;
+            prefetcher.ahead.take(&key);
+        });
     }
 
     /// Looks up a trace, and requests hot bytes of `layers` while the image's metadata is fetched,
@@ -130,14 +154,25 @@ impl Prefetcher {
     pub(crate) fn look_up(
         self: &Arc<Self>,
         repository: &Arc<dyn Repository>,
-        manifest: &Manifest,
+        manifest: &Digest,
+        layers: &[Descriptor],
+        metadata: Metadata,
+    ) -> Known {
+        let ahead = looked_up::key(repository, manifest).and_then(|key| self.ahead.take(&key));
+        ahead.unwrap_or_else(|| self.find(repository, manifest, layers, metadata))
+    }
+
+    fn find(
+        self: &Arc<Self>,
+        repository: &Arc<dyn Repository>,
+        manifest: &Digest,
         layers: &[Descriptor],
         metadata: Metadata,
     ) -> Known {
         let learns = self.settings.mode == Mode::Learn;
         let mut known = Known::default();
         if learns {
-            known.trace = self.traces.get(&manifest.digest);
+            known.trace = self.traces.get(manifest);
         } else if self.settings.mode != Mode::Guess {
             return known;
         }
@@ -145,7 +180,7 @@ impl Prefetcher {
         if metadata == Metadata::Missing {
             match &known.trace {
                 Some(trace) => self.ask_early(&known.early, &place, layers, trace.spans()),
-                None => self.ask_early(&known.early, &place, layers, baked(manifest).into_iter()),
+                None => self.ask_early(&known.early, &place, layers, baked(layers).into_iter()),
             }
         }
         if self.settings.learns_from_others() && known.trace.is_none() {
@@ -155,7 +190,7 @@ impl Prefetcher {
         }
         if learns && known.trace.is_none() {
             let (prefetcher, early) = (self.clone(), known.early.clone());
-            let (repository, manifest) = (repository.clone(), manifest.digest);
+            let (repository, manifest) = (repository.clone(), *manifest);
             let layers = layers.to_vec();
             known.asked = Some(tokio::spawn(async move {
                 let found = traces::find(&*repository, &manifest).await;

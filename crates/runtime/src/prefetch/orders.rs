@@ -3,7 +3,6 @@
 use std::{ops::Range, sync::Arc};
 
 use lazuli_image::{Digest, Stored, Trace, oci::Descriptor};
-use lazuli_registry::Manifest;
 
 use super::fetch_in_order::ChunkAt;
 use crate::cache::CachedBlob;
@@ -37,8 +36,7 @@ pub(super) fn of_ranges(ranges: &[Vec<Range<Stored>>], blobs: &[Arc<CachedBlob>]
 
 /// What the image's maker says of its start: the hot part of each blob, or the ranges that it
 /// guessed if no blob has one.
-pub(super) fn baked(manifest: &Manifest) -> Vec<(Digest, Range<Stored>)> {
-    let layers = &manifest.parsed.layers;
+pub(super) fn baked(layers: &[Descriptor]) -> Vec<(Digest, Range<Stored>)> {
     // What an index says is of its layer.
     let id = |layer: &Descriptor| layer.index_of().unwrap_or(layer.digest);
     let hot = |layer: &Descriptor| Some((id(layer), Stored(0)..Stored(layer.hot_bytes()?)));

@@ -5,10 +5,11 @@ use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
     panic::{AssertUnwindSafe, catch_unwind},
+    thread,
     time::Duration,
 };
 
-use lazuli_image::Digest;
+use lazuli_image::{Digest, oci::annotation::INDEX_OF};
 use lazuli_testkit::{
     kernel::{Feature, require},
     oci::{Compression, Layer},
@@ -24,12 +25,14 @@ use super::{
     rig::{Rig, wait},
 };
 use crate::{
-    lazuli::Lazuli,
+    lazuli::{Lazuli, corpus},
     policy::signer::{MANIFEST, Signer, digest_of},
+    prefetch::{FAR, asked, guessed},
 };
 
 on_both!(
     an_indexed_image_starts_lazily_by_its_own_name,
+    what_the_indexer_guessed_is_fetched_with_the_indexes,
     an_index_without_a_valid_statement_is_left_to_containerd,
     the_first_node_pulls_whole_and_the_second_starts_lazily,
     a_pulled_image_starts_without_its_registry,
@@ -174,6 +177,35 @@ fn an_indexed_image_starts_lazily_by_its_own_name(containerd: Containerd) {
     let all = ["app", "above", "beside"].map(|name| format!("{}/{name}:1", registry.host()));
     rig.remove_images(&all.each_ref().map(String::as_str));
     rig.nothing_left();
+}
+
+fn what_the_indexer_guessed_is_fetched_with_the_indexes(containerd: Containerd) {
+    let Some(redis) = corpus("redis") else { return };
+    let settings = "first = \"leave\"\n[prefetch]\nrest_bytes_per_second = 0";
+    let Some(scene) = Scene::new(containerd, settings) else { return };
+    let Scene { rig, registry, signer, .. } = &scene;
+    let image = format!("{}/app:1", registry.host());
+    rig.lazuli.ok(["copy", &format!("oci:{}:latest", redis.display()), &image]);
+    scene.index(&image, signer);
+    let (_, index) = index(registry, "app");
+    let is_index = |layer: &&Value| layer["annotations"][INDEX_OF].is_string();
+    let indexes: Vec<_> = index["layers"].as_array().unwrap().iter().filter(is_index).collect();
+    let expected: u64 = indexes.iter().map(|index| guessed(index)).sum();
+    assert!(expected > 1 << 20, "{expected} bytes are guessed");
+    registry.reset_stats();
+    registry.set_latency(FAR);
+    for index in &indexes {
+        let digest = index["digest"].as_str().unwrap();
+        registry.fault("GET", digest, 1, Fault::Latency(Duration::from_secs(3)));
+    }
+    thread::scope(|scope| {
+        let pull = scope.spawn(|| rig.pull(&image).unwrap());
+        let layer =
+            |index: &&Value| asked(registry, index["annotations"][INDEX_OF].as_str().unwrap());
+        wait("what was guessed", || indexes.iter().map(layer).sum::<u64>() == expected);
+        assert!(!pull.is_finished(), "the indexes were not waited for");
+    });
+    rig.remove_images(&[&image]);
 }
 
 /// Each of these is an ordinary image for containerd, and shows its own files.

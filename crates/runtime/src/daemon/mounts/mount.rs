@@ -76,7 +76,8 @@ impl Node {
             if let Some(layers) = request.layers {
                 let prefix = self.prefix(&request, &name, layers).await?;
                 let (stored, verified, manifest, pin) = prefix;
-                let known = self.prefetcher.look_up(&repository, &manifest, &[], Metadata::Here);
+                let digest = &manifest.digest;
+                let known = self.prefetcher.look_up(&repository, digest, &[], Metadata::Here);
                 return Ok((stored, verified, Fetched::default(), known, pin));
             }
             let resolved = match self.admission.recent.get(&name) {
@@ -89,7 +90,8 @@ impl Node {
                 && let Some(shown) = self.by_layers(&request, &name, &resolved.manifest).await?
             {
                 let (stored, verified, manifest, pin) = shown;
-                let known = self.prefetcher.look_up(&repository, &manifest, &[], Metadata::Here);
+                let digest = &manifest.digest;
+                let known = self.prefetcher.look_up(&repository, digest, &[], Metadata::Here);
                 return Ok((stored, verified, Fetched::default(), known, pin));
             }
             let manifest = &resolved.manifest;
@@ -106,7 +108,7 @@ impl Node {
                     true => Known::default(),
                     false => {
                         let layers: Vec<_> = resolved.layers().cloned().collect();
-                        self.prefetcher.look_up(&repository, manifest, &layers, metadata)
+                        self.prefetcher.look_up(&repository, &manifest.digest, &layers, metadata)
                     }
                 }
             };

@@ -233,7 +233,7 @@ impl Ordinaries {
 
     async fn fetch_index(&self, vouched: &VouchedLayer) -> Result<Vec<u8>, DaemonError> {
         let path = self.store.root().to_owned();
-        let VouchedLayer { stated, size, repository, .. } = vouched;
+        let VouchedLayer { stated, size, repository } = vouched;
         if *size > INDEX_LIMIT {
             let source = io::Error::other("the index is too big");
             return Err(DaemonError::Io { path, source });

@@ -75,6 +75,11 @@ impl Images {
         if may_pull {
             self.0.ordinaries.begin_pulls(&image, &vouched, &repository, login.clone());
         }
+        if image.looked_ahead.get().is_none() && !vouched.beside.is_empty() {
+            let layers = image.manifest.parsed.layers.iter().chain(&vouched.beside);
+            let (digest, layers) = (&image.manifest.digest, layers.cloned().collect::<Vec<_>>());
+            self.0.prefetcher.look_up_ahead(&repository, digest, &layers);
+        }
         self.0.ordinaries.look_ahead(&image, &vouched, &*repository, client).await;
         for (layer, diff_id) in image.layers().take(at + 1) {
             let is_known = || async {
@@ -101,7 +106,7 @@ impl Images {
         }
         let is_whole = at + 1 == chain.len();
         if is_whole {
-            self.0.ordinaries.publish_once(&image, vouched.is_beside, &repository, login);
+            self.0.ordinaries.publish_once(&image, !vouched.beside.is_empty(), &repository, login);
         }
         let count = u32::try_from(at + 1).ok();
         let is_lazy_image =

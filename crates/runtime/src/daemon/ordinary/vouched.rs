@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use lazuli_image::{
     Digest, Stored,
-    oci::{layer_index_tag, media_type},
+    oci::{Descriptor, layer_index_tag, media_type},
 };
 use lazuli_policy::{LayerDigests, SignedIndex, SignedLayer, StatedLayer};
 use lazuli_registry::{
@@ -43,8 +43,6 @@ pub(super) struct VouchedLayer {
     pub(super) stated: StatedLayer,
     /// Bytes of the index.
     pub(super) size: u64,
-    /// Stored bytes of the layer that a start most likely reads, if the index's maker guessed.
-    pub(super) start_ranges: Vec<Range<Stored>>,
     /// The repository that has it.
     pub(super) repository: Arc<dyn Pull>,
 }
@@ -53,8 +51,8 @@ pub(super) struct VouchedLayer {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Vouched {
     layers: Vec<VouchedLayer>,
-    /// Whether it comes from an index of the image.
-    pub(super) is_beside: bool,
+    /// The layers of the image's own index, if it comes from one.
+    pub(super) beside: Vec<Descriptor>,
 }
 
 impl Vouched {
@@ -62,19 +60,17 @@ impl Vouched {
     fn beside(signed: &SignedIndex, repository: &Arc<dyn Repository>) -> Self {
         let listed = &signed.manifest.parsed.layers;
         let layer = |stated: &StatedLayer| {
-            let index = listed.iter().find(|layer| layer.digest == stated.index)?;
-            let (size, start_ranges) = (index.size, index.start_ranges());
-            let (stated, repository) = (*stated, repository.clone());
-            Some(VouchedLayer { stated, size, start_ranges, repository })
+            let size = listed.iter().find(|layer| layer.digest == stated.index)?.size;
+            Some(VouchedLayer { stated: *stated, size, repository: repository.clone() })
         };
         let layers = signed.indexing.layers.iter().filter_map(layer).collect();
-        Vouched { layers, is_beside: true }
+        Vouched { layers, beside: listed.clone() }
     }
 
     /// Stored bytes of `layer` that a start most likely reads.
     pub(super) fn start_ranges(&self, layer: &Digest) -> Vec<Range<Stored>> {
-        let layer = self.layers.iter().find(|it| it.stated.layer == *layer);
-        layer.map(|layer| layer.start_ranges.clone()).unwrap_or_default()
+        let index = self.beside.iter().find(|index| index.index_of() == Some(*layer));
+        index.map(Descriptor::start_ranges).unwrap_or_default()
     }
 
     /// The statement about a layer whose tar has the digest `diff_id`.
@@ -110,7 +106,7 @@ impl Ordinaries {
         });
         let looks = stream::iter(looks.collect::<Vec<_>>()).buffered(AT_A_TIME);
         let layers = looks.collect::<Vec<_>>().await.into_iter().flatten().collect();
-        Ok(Vouched { layers, is_beside: false })
+        Ok(Vouched { layers, beside: Vec::new() })
     }
 
     async fn vouched_layer(
@@ -127,7 +123,7 @@ impl Ordinaries {
         };
         let (manifest, stated) = found;
         let size = manifest.parsed.layer_index(&layer.layer)?.size;
-        Some(VouchedLayer { stated, size, start_ranges: Vec::new(), repository })
+        Some(VouchedLayer { stated, size, repository })
     }
 
     /// A statement found earlier, if it still counts.

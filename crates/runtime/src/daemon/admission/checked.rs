@@ -22,13 +22,25 @@ struct Search {
     found: oneshot::Receiver<()>,
 }
 
+impl Search {
+    fn is_recent(&self) -> bool {
+        self.began.elapsed() < AGE
+    }
+
+    fn is_for(&self, image: &str, login: Option<&Login>) -> bool {
+        self.image == image && self.login.as_ref() == login
+    }
+}
+
 /// Each search counts for one mount: a later pull looks again.
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Checked(Mutex<Vec<Search>>);
 
 impl Checked {
     /// Notes that the blobs of `image` are looked for with `login`. The caller sends a message when
-    /// all are found, and drops the sender if they aren't.
+    /// all are found, and drops the sender if they aren't. containerd may ask for each layer of an
+    /// image before it asks for the mount: the last search counts, and nothing is left for a later
+    /// pull.
     pub(in crate::daemon) fn begin(
         &self,
         image: &str,
@@ -37,7 +49,7 @@ impl Checked {
         let (tell, found) = oneshot::channel();
         let (image, login) = (image.to_owned(), login.cloned());
         let mut searches = lock(&self.0);
-        searches.retain(|search| search.began.elapsed() < AGE);
+        searches.retain(|it| it.is_recent() && !it.is_for(&image, login.as_ref()));
         searches.push(Search { image, login, began: Instant::now(), found });
         tell
     }
@@ -47,10 +59,8 @@ impl Checked {
     pub(in crate::daemon) async fn take(&self, image: &str, login: Option<&Login>) -> bool {
         let search = {
             let mut searches = lock(&self.0);
-            searches.retain(|search| search.began.elapsed() < AGE);
-            let at = searches
-                .iter()
-                .position(|search| search.image == image && search.login.as_ref() == login);
+            searches.retain(Search::is_recent);
+            let at = searches.iter().position(|search| search.is_for(image, login));
             at.map(|at| searches.swap_remove(at))
         };
         match search {
@@ -79,6 +89,15 @@ mod tests {
         checked.begin(IMAGE, Some(&one)).send(()).unwrap();
         tokio::time::advance(AGE).await;
         assert!(!checked.take(IMAGE, Some(&one)).await);
+    }
+
+    #[tokio::test]
+    async fn searches_for_each_layer_leave_nothing_for_the_next_pull() {
+        let checked = Checked::default();
+        checked.begin(IMAGE, None).send(()).unwrap();
+        checked.begin(IMAGE, None).send(()).unwrap();
+        assert!(checked.take(IMAGE, None).await);
+        assert!(!checked.take(IMAGE, None).await);
     }
 
     #[tokio::test]

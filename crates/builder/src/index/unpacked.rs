@@ -63,7 +63,7 @@ impl<'a> Unpacked<'a> {
             ));
         }
         let gzip = magic.starts_with(GZIP_MAGIC).then(Gunzip::default);
-        let raw = Cursor::new(magic).chain(Counted { raw, on_read });
+        let raw = InFull(Cursor::new(magic).chain(Counted { raw, on_read }));
         Ok(Unpacked {
             raw: BufReader::with_capacity(BUFFER, Box::new(raw)),
             gzip,
@@ -125,6 +125,26 @@ impl Read for Unpacked<'_> {
             return Err(io::Error::other(self.allowance.exceeded()));
         }
         Ok(count)
+    }
+}
+
+/// Fills every buffer, up to the end. How far the decoder of gzip has read ahead depends on how its
+/// input is cut, and with it the stored ends of chunks: the same layer must have the same index from
+/// every source.
+struct InFull<R>(R);
+
+impl<R: Read> Read for InFull<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.0.read(&mut buffer[filled..]) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Indexes of layers by all kinds of writers: a node reads the layers' content with them.
 
-use std::io::{Cursor, Write as _};
+use std::io::{self, Cursor, Read, Write as _};
 
 use flate2::{Compression, GzBuilder, read::MultiGzDecoder, write::GzEncoder};
 use lazuli_builder::{
@@ -213,6 +213,34 @@ fn equal_layers_give_equal_indexes() {
     // An index does not depend on neighbouring layers.
     let alone = index_of(&layers[..1]).unwrap();
     assert_eq!(alone.layers[0].bytes, a.layers[0].bytes);
+}
+
+/// A source that delivers a few bytes at a time, as a network does.
+struct Trickle(Cursor<Vec<u8>>, usize);
+
+impl Read for Trickle {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.1 = self.1 * 31 % 61 + 1;
+        let count = buffer.len().min(self.1);
+        self.0.read(&mut buffer[..count])
+    }
+}
+
+#[test]
+fn the_index_does_not_depend_on_how_the_layer_arrives() {
+    let stored = gzip(6, &files());
+    let expected = index_of(std::slice::from_ref(&stored)).unwrap();
+    for seed in 1..4 {
+        let layer = IndexLayer {
+            digest: Algorithm::Sha256.digest(&stored),
+            stored_size: stored.len() as u64,
+            source: Box::new(Trickle(Cursor::new(stored.clone()), seed)),
+        };
+        let scratch = tempfile::tempdir().unwrap();
+        let index = index(vec![layer], scratch.path(), 2, &()).unwrap();
+        assert!(index.layers[0].bytes == expected.layers[0].bytes, "{seed}");
+        assert!(index.bootstrap == expected.bootstrap, "{seed}");
+    }
 }
 
 #[test]

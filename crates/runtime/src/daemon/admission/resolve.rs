@@ -21,7 +21,7 @@ pub(in crate::daemon) struct Resolved {
 }
 
 impl Resolved {
-    /// Everything that it may read of the registry: of a signed index, the image's layers as well.
+    /// The layers of the manifest, and those of the ordinary image if this is a signed index of one.
     pub(in crate::daemon) fn layers(&self) -> impl Iterator<Item = &Descriptor> {
         let image = self.image.iter().flat_map(|image| &image.parsed.layers);
         self.manifest.parsed.layers.iter().chain(image)

@@ -129,7 +129,7 @@ impl Read for Unpacked<'_> {
 }
 
 /// Fills every buffer, up to the end. How far the decoder of gzip has read ahead depends on how its
-/// input is cut, and with it the stored ends of chunks: the same layer must have the same index from
+/// input is cut, and so do the stored ends of chunks: the same layer must have the same index from
 /// every source.
 struct InFull<R>(R);
 

@@ -21,7 +21,7 @@ pub(in crate::daemon) struct Resolved {
 }
 
 impl Resolved {
-    /// The layers of the manifest, and those of the ordinary image if this is a signed index of one.
+    /// The layers of the manifest and, if that is a signed index, those of the ordinary image.
     pub(in crate::daemon) fn layers(&self) -> impl Iterator<Item = &Descriptor> {
         let image = self.image.iter().flat_map(|image| &image.parsed.layers);
         self.manifest.parsed.layers.iter().chain(image)

@@ -12,7 +12,7 @@ use std::{
 use anyhow::Result;
 use async_trait::async_trait;
 use bytes::Bytes;
-use lazuli_image::{Blob, Chunk, Decoded, Stored, oci::ImageConfig, rafs::Bootstrap};
+use lazuli_image::{Blob, Chunk, Stored, oci::ImageConfig, rafs::Bootstrap};
 use lazuli_registry::Pull;
 use lazuli_runtime::prefetch::{DecodedBlobs, start_ranges};
 use tokio::runtime::Runtime;
@@ -53,9 +53,9 @@ impl Blobs<'_> {
     }
 
     /// Decodes chunks of a blob.
-    async fn chunks(&self, position: usize, wanted: &[&Chunk]) -> Result<Vec<Vec<u8>>> {
+    async fn chunks(&self, position: usize, wanted: &[Chunk]) -> Result<Vec<Vec<u8>>> {
         let found: Vec<(&Blob, &Chunk)> =
-            wanted.iter().map(|chunk| (&self.all[position], *chunk)).collect();
+            wanted.iter().map(|chunk| (&self.all[position], chunk)).collect();
         let Some(file) = self.files.get(position).copied().flatten() else {
             return self.fetch(position, &found).await;
         };
@@ -86,20 +86,8 @@ impl Blobs<'_> {
 
 #[async_trait]
 impl DecodedBlobs for Blobs<'_> {
-    async fn read(&self, position: usize, range: Range<Decoded>) -> Option<Vec<u8>> {
-        let all = &self.all.get(position)?.chunks;
-        let first = all.partition_point(|chunk| chunk.decoded_end() <= range.start);
-        let wanted: Vec<&Chunk> =
-            all[first..].iter().take_while(|chunk| chunk.decoded < range.end).collect();
-        let decoded = self.chunks(position, &wanted).await;
-        let decoded =
-            decoded.inspect_err(|error| tracing::debug!(%error, "a guess is incomplete")).ok()?;
-        let mut bytes = Vec::new();
-        for (chunk, decoded) in wanted.iter().zip(decoded) {
-            let from = range.start.0.saturating_sub(chunk.decoded.0) as usize;
-            let to = decoded.len().min((range.end.0 - chunk.decoded.0) as usize);
-            bytes.extend(decoded.get(from..to)?);
-        }
-        Some(bytes)
+    async fn decode(&self, position: usize, chunks: &[Chunk]) -> Option<Vec<Vec<u8>>> {
+        let decoded = self.chunks(position, chunks).await;
+        decoded.inspect_err(|error| tracing::debug!(%error, "a guess is incomplete")).ok()
     }
 }

@@ -8,7 +8,7 @@ use std::{collections::HashSet, ops::Range, sync::Mutex};
 
 use async_trait::async_trait;
 use lazuli_image::{
-    Blob, Decoded, Stored, Trace, oci::MAX_START_RANGES, plan::Planner, rafs::Bootstrap,
+    Blob, Chunk, Decoded, Stored, Trace, oci::MAX_START_RANGES, plan::Planner, rafs::Bootstrap,
 };
 use serde_json::Value;
 
@@ -18,9 +18,9 @@ use crate::{source::early, sync::lock};
 /// Reads the blobs of an image that is being made.
 #[async_trait]
 pub trait DecodedBlobs: Send + Sync {
-    /// Reads decoded bytes of a blob, which is named by its position in the image; `None` on
+    /// Decodes adjacent chunks of a blob, which is named by its position in the image; `None` on
     /// failure.
-    async fn read(&self, blob: usize, range: Range<Decoded>) -> Option<Vec<u8>>;
+    async fn decode(&self, blob: usize, chunks: &[Chunk]) -> Option<Vec<Vec<u8>>>;
 }
 
 /// Guesses which stored bytes of each blob the image's start reads; in all, at most as many as a
@@ -70,8 +70,7 @@ struct Found {
 
 impl Found {
     fn add(&mut self, position: usize, blob: &Blob, range: &Range<Decoded>) {
-        let first = blob.chunks.partition_point(|chunk| chunk.decoded_end() <= range.start);
-        for chunk in blob.chunks[first..].iter().take_while(|chunk| chunk.decoded < range.end) {
+        for chunk in chunks_in(blob, range) {
             let Ok(short) = u8::try_from(position) else { return };
             if self.left > 0 && self.known.insert((position, chunk.number)) {
                 self.left = self.left.saturating_sub(chunk.stored_share());
@@ -79,6 +78,13 @@ impl Found {
             }
         }
     }
+}
+
+/// The chunks with decoded bytes of a range.
+fn chunks_in<'a>(blob: &'a Blob, range: &Range<Decoded>) -> &'a [Chunk] {
+    let first = blob.chunks.partition_point(|chunk| chunk.decoded_end() <= range.start);
+    let end = blob.chunks.partition_point(|chunk| chunk.decoded < range.end);
+    blob.chunks.get(first..end).unwrap_or_default()
 }
 
 struct Files<'a, B> {
@@ -90,8 +96,14 @@ struct Files<'a, B> {
 impl<B: AsRef<[u8]> + Sync> Content for Files<'_, B> {
     async fn read(&self, piece: &Piece) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
-        for (blob, range) in extents(self.bootstrap, piece) {
-            bytes.extend(self.content.read(blob, range).await?);
+        for (position, range) in extents(self.bootstrap, piece) {
+            let chunks = chunks_in(&self.bootstrap.blobs()[position], &range);
+            let decoded = self.content.decode(position, chunks).await?;
+            for (chunk, decoded) in chunks.iter().zip(decoded) {
+                let from = range.start.0.saturating_sub(chunk.decoded.0) as usize;
+                let to = decoded.len().min((range.end.0 - chunk.decoded.0) as usize);
+                bytes.extend_from_slice(decoded.get(from..to)?);
+            }
         }
         Some(bytes)
     }

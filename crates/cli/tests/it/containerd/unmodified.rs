@@ -35,6 +35,7 @@ on_both!(
     what_the_indexer_guessed_is_fetched_with_the_indexes,
     an_index_without_a_valid_statement_is_left_to_containerd,
     the_first_node_pulls_whole_and_the_second_starts_lazily,
+    nodes_publish_what_the_indexer_makes,
     a_pulled_image_starts_without_its_registry,
     a_layer_that_cannot_be_pulled_is_left_to_containerd,
     a_registry_that_hangs_holds_up_no_pull_of_another,
@@ -354,6 +355,30 @@ fn the_first_node_pulls_whole_and_the_second_starts_lazily(containerd: Container
     assert_eq!(second.run(&image, &WHO), "me\n");
     let fetched = second.fetched(&layers[1]);
     assert!(fetched < sizes[1], "{fetched} of {}", sizes[1]);
+}
+
+/// With what a start most likely reads, from the node's cache or from containerd's content store.
+fn nodes_publish_what_the_indexer_makes(containerd: Containerd) {
+    let Some(redis) = corpus("redis") else { return };
+    for first in ["first = \"pull\"", "first = \"leave\"\ncontent_store = \"CONTENT\""] {
+        let Some(scene) = Scene::new(containerd, &format!("{first}\npublish = true")) else {
+            return;
+        };
+        let Scene { rig, registry, .. } = &scene;
+        let images = ["app", "other"].map(|name| format!("{}/{name}:1", registry.host()));
+        for image in &images {
+            rig.lazuli.ok(["copy", &format!("oci:{}:latest", redis.display()), image]);
+        }
+        rig.lazuli.ok(["index", &images[1]]);
+        let (_, expected) = index(registry, "other");
+        let guessed: u64 = expected["layers"].as_array().unwrap().iter().map(guessed).sum();
+        assert!(guessed > 1 << 20, "{guessed} bytes are guessed");
+        rig.pull(&images[0]).unwrap();
+        let subject = digest_of(registry, "app", "1");
+        wait("an index", || !referrers(registry, "app", &subject).is_empty());
+        assert_eq!(index(registry, "app").1, expected, "{first}");
+        rig.remove_images(&[&images[0]]);
+    }
 }
 
 /// Even by a worker that did not report it present.

@@ -14,6 +14,7 @@
 //!         ├─ begin ─ pull    layers without an index
 //!         ├─ index_unpacked  layers that containerd has pulled
 //!         ├─ publish         for other nodes
+//!         │  └─ layer_content
 //!         └─ lower_layers    mounts for containerd
 //! restore_layer              layers that have become complete
 //! ```
@@ -24,6 +25,7 @@ mod begin;
 mod content_store;
 pub(super) mod index_unpacked;
 mod known_parts;
+mod layer_content;
 pub(super) mod layers;
 mod lower_layers;
 mod publish;

@@ -1,20 +1,32 @@
 //! Puts an index that this node has made beside its image, for other nodes.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{collections::HashMap, fs, ops::Range, path::Path, sync::Arc};
 
 use lazuli_builder::{
     index::{ImageIndex, KnownLayer, assemble},
     pack_bootstrap,
 };
-use lazuli_image::oci::{BlobLayer, IndexImage, IndexedLayer, media_type};
+use lazuli_image::{
+    Digest, Stored,
+    oci::{BlobLayer, IndexImage, IndexedLayer, media_type},
+    rafs::IndexedBootstrap,
+};
 use lazuli_policy::{
     Converter, Indexing, Source, StatedLayer, Statement,
     sign::{SigningKey, attach},
 };
 use lazuli_registry::{BlobContent, Document, ImageName, PushBy, Repository};
 
-use super::state::{Ordinaries, Ordinary};
-use crate::daemon::admission::logins::Lent;
+use super::{
+    background::in_background,
+    content_store::ContentStore,
+    layer_content::LayerContent,
+    state::{Ordinaries, Ordinary},
+};
+use crate::{cache::Cache, daemon::admission::logins::Lent, prefetch};
+
+/// The stored bytes that a start most likely reads, by the digest of the layer.
+type StartRanges = HashMap<Digest, Vec<Range<Stored>>>;
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -33,6 +45,7 @@ impl Ordinaries {
         }
         let (image, repository) = (image.clone(), repository.clone());
         let (store, key) = (self.store.clone(), self.settings.key.clone());
+        let (cache, content) = (self.cache.clone(), self.settings.content.clone());
         tokio::spawn(async move {
             let _login = login;
             let known = image.layers().map(|(layer, diff_id)| {
@@ -46,7 +59,13 @@ impl Ordinaries {
             });
             let Some(known) = known.collect::<Option<Vec<_>>>() else { return };
             let name = image.asked.to_string();
-            match publish(&image, known, &*repository, key.as_deref()).await {
+            let content = content.map(ContentStore::new);
+            let stated = stated(&known);
+            let published = match make(image.clone(), known, cache, content).await {
+                Ok(made) => publish(&image, made, stated, &*repository, key.as_deref()).await,
+                Err(error) => Err(error),
+            };
+            match published {
                 Ok(()) => tracing::info!(image = name, "its index is published"),
                 Err(error) => tracing::warn!(image = name, %error, "its index is not published"),
             }
@@ -54,22 +73,46 @@ impl Ordinaries {
     }
 }
 
+/// Makes the image's index of those of its layers, and guesses what a start reads. Gives way to
+/// everything else.
+async fn make(
+    image: Arc<Ordinary>,
+    known: Vec<KnownLayer>,
+    cache: Arc<Cache>,
+    content: Option<ContentStore>,
+) -> Outcome<(ImageIndex, StartRanges)> {
+    let runtime = tokio::runtime::Handle::current();
+    let make = move || -> Outcome<_> {
+        let made = assemble(known)?;
+        let bootstrap = IndexedBootstrap::new(made.bootstrap.clone(), &made.layers)?;
+        let bootstrap = bootstrap.open()?;
+        let blobs = bootstrap.blobs();
+        let content = LayerContent::open(blobs, &cache, content.as_ref());
+        let config = serde_json::from_slice(&image.config)?;
+        let guessed = runtime.block_on(prefetch::start_ranges(&config, &bootstrap, &content));
+        Ok((made, blobs.iter().map(|blob| blob.id).zip(guessed).collect()))
+    };
+    in_background(make).await.unwrap_or_else(|| Err("the worker is ending".into()))
+}
+
+/// What a statement says of the layers.
+fn stated(known: &[KnownLayer]) -> Vec<StatedLayer> {
+    let stated = known.iter().map(|known| StatedLayer {
+        layer: known.digest,
+        diff_id: known.diff_id,
+        index: lazuli_image::Algorithm::Sha256.digest(&known.index),
+    });
+    stated.collect()
+}
+
 async fn publish(
     image: &Ordinary,
-    known: Vec<KnownLayer>,
+    (made, ranges): (ImageIndex, StartRanges),
+    stated: Vec<StatedLayer>,
     repository: &dyn Repository,
     key: Option<&Path>,
 ) -> Outcome {
-    let layers = known.iter().zip(&image.manifest.parsed.layers);
-    let stated: Vec<_> = layers
-        .map(|(known, layer)| StatedLayer {
-            layer: layer.digest,
-            diff_id: known.diff_id,
-            index: lazuli_image::Algorithm::Sha256.digest(&known.index),
-        })
-        .collect();
-    let made = tokio::task::spawn_blocking(move || assemble(known)).await??;
-    let document = store(image, made, repository).await?;
+    let document = store(image, made, ranges, repository).await?;
     let Some(key) = key else { return Ok(()) };
     let key = SigningKey::from_pem(&fs::read(key)?, None)?;
     let name = image.asked.to_string();
@@ -105,11 +148,15 @@ fn repository_name(name: &ImageName) -> String {
 async fn store(
     image: &Ordinary,
     made: ImageIndex,
+    mut ranges: StartRanges,
     repository: &dyn Repository,
 ) -> Outcome<Document> {
     let bootstrap = pack_bootstrap(&made.bootstrap, []);
     let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
-    let indexed: Vec<_> = made.layers.iter().filter_map(IndexedLayer::of).collect();
+    let mut indexed: Vec<_> = made.layers.iter().filter_map(IndexedLayer::of).collect();
+    for layer in &mut indexed {
+        layer.start_ranges = ranges.remove(&layer.layer).unwrap_or_default();
+    }
     let subject = image.manifest.descriptor();
     let config = &image.manifest.parsed.config;
     let IndexImage { manifest, descriptor } =

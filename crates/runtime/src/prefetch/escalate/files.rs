@@ -1,6 +1,6 @@
 //! The files of an image as neighbours of each other: in directories, in packages, and by kind.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Range};
 
 use lazuli_image::{
     erofs::{FileType, Nid},
@@ -29,10 +29,20 @@ const COLLECTIONS: [&[u8]; 6] =
 /// Down to this depth, each directory counts as a package of its own: `/usr/share/app`.
 const SHALLOW: usize = 3;
 
+/// Chunks of a file beyond which each counts as a file of its own. Programs soon read all of a
+/// library with a few MiB, but only parts of an archive.
+const LARGE: usize = 4;
+
+/// Adjacent chunks of a large file that say as much about each other as files of a directory.
+const SEGMENT: usize = 16;
+
+/// The kind of these parts; no name has it as its ending.
+const PART: &[u8] = b"/";
+
 /// Maximum length of a name's ending that counts as the kind of a file.
 const ENDING: usize = 8;
 
-/// A regular file. The numbers count from 0 in the whole image.
+/// A regular file, or a chunk of a large one. The numbers count from 0 in the whole image.
 #[derive(Debug)]
 pub(super) struct File {
     /// Its chunks: which of [`Files::places`].
@@ -57,6 +67,14 @@ pub(super) struct Files {
     places: Vec<ChunkAt>,
     /// Chunks and the first file that has each, in ascending order.
     owners: Vec<(ChunkAt, u32)>,
+}
+
+/// Files that say something about each other: those of a kind in a directory or package, or the
+/// chunks of a large file's segment.
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Siblings {
+    InDirectory(u32, u32),
+    InFile(u32, u32),
 }
 
 /// Numbers keys in the order of their first appearance.
@@ -93,8 +111,8 @@ struct Walk<'a, B, P> {
     directories: u32,
     packages: u32,
     kinds: Numbers<Vec<u8>>,
-    in_directories: Numbers<(u32, u32)>,
-    in_packages: Numbers<(u32, u32)>,
+    in_directories: Numbers<Siblings>,
+    in_packages: Numbers<Siblings>,
 }
 
 impl Files {
@@ -202,6 +220,10 @@ impl<B: AsRef<[u8]>, P: Fn(usize, u32) -> Option<usize>> Walk<'_, B, P> {
         if first == end {
             return;
         }
+        if end - first > LARGE {
+            self.note_parts(first..end, directory, package);
+            return;
+        }
         let kind = self.kinds.of(ending(name).to_vec());
         self.files.all.push(File {
             first: first as u32,
@@ -209,9 +231,28 @@ impl<B: AsRef<[u8]>, P: Fn(usize, u32) -> Option<usize>> Walk<'_, B, P> {
             directory,
             package,
             kind,
-            in_directory: self.in_directories.of((directory, kind)),
-            in_package: self.in_packages.of((package, kind)),
+            in_directory: self.in_directories.of(Siblings::InDirectory(directory, kind)),
+            in_package: self.in_packages.of(Siblings::InDirectory(package, kind)),
         });
+    }
+
+    /// Notes the chunks of a large file as files of their own. For what they say of each other, its
+    /// segments are their directories, and the file is their package.
+    fn note_parts(&mut self, chunks: Range<usize>, directory: u32, package: u32) {
+        let kind = self.kinds.of(PART.to_vec());
+        let file = chunks.start as u32;
+        for (at, part) in chunks.clone().enumerate() {
+            let segment = (at / SEGMENT) as u32;
+            self.files.all.push(File {
+                first: part as u32,
+                end: part as u32 + 1,
+                directory,
+                package,
+                kind,
+                in_directory: self.in_directories.of(Siblings::InFile(file, segment)),
+                in_package: self.in_packages.of(Siblings::InFile(file, 0)),
+            });
+        }
     }
 }
 

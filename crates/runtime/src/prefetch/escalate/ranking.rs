@@ -311,6 +311,38 @@ mod tests {
         assert!(likelihood(&example) > before);
     }
 
+    /// A JVM's classes, say: a hundred MiB, of which a start reads a tenth.
+    #[test]
+    fn chunks_of_a_large_file_rank_by_those_around_them() {
+        let chunks = 100;
+        let directory = tempfile::tempdir().unwrap();
+        let content = |seed| lazuli_testkit::odd::random(seed, 1 << 20);
+        let large: Vec<u8> = (0..chunks).flat_map(content).collect();
+        fs::write(directory.path().join("modules"), large).unwrap();
+        for name in ["a.so", "b.so"] {
+            fs::write(directory.path().join(name), name).unwrap();
+        }
+        let packed = packed::pack(directory.path()).unwrap();
+        let bootstrap = Bootstrap::open(packed.bootstrap).unwrap();
+        let files = Files::of(&bootstrap, |_, number| Some(number as usize));
+        let modules = bootstrap.lookup(bootstrap.root(), b"modules").unwrap().unwrap();
+        let numbers = bootstrap.chunks(modules).unwrap().map(|chunk| chunk.unwrap().0.number);
+        let places: Vec<ChunkAt> = numbers.map(|number| (0, number as usize)).collect();
+        assert_eq!(places.len() as u64, chunks);
+        let mut ranking = Ranking::new(files, |_| 500_000);
+        for at in [40, 41, 43] {
+            ranking.note_read(places[at]);
+            ranking.note_missed(places[at]);
+        }
+        let order = ranking.order();
+        let unread = order.iter().filter(|at| !ranking.read[**at as usize]);
+        let first: Vec<_> = unread.flat_map(|at| ranking.places(*at)).take(14).copied().collect();
+        // The rest of its segment, chunks 32 to 47, behind the last miss first.
+        assert_eq!(first[0], places[44]);
+        let in_segment = |place: &&ChunkAt| places[32..48].contains(place);
+        assert_eq!(first.iter().filter(in_segment).count(), 13, "{first:?}");
+    }
+
     #[test]
     fn large_file_ranks_below_a_small_one() {
         let example = |size: u64| {

@@ -100,7 +100,7 @@ impl Fetch<'_> {
         (0..held.requests()).for_each(|_| self.meter.request());
         let bytes = timeout(HELD, held.bytes()).await.ok()??;
         let source = self.sources.list().into_iter().next()?;
-        self.meter.arrived(bytes.len() as u64);
+        self.meter.was_held(bytes.len() as u64);
         let permit = self.memory.take(bytes.len() as u64, self.claim).await;
         Some(Answer { bytes, source, started, _permit: permit })
     }
@@ -176,5 +176,9 @@ impl Meter for Counter<'_> {
     fn arrived(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.meter.arrived(bytes);
+    }
+
+    fn was_held(&self, bytes: u64) {
+        self.meter.was_held(bytes);
     }
 }

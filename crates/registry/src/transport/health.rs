@@ -104,10 +104,16 @@ impl Health {
         self.quickest.fetch_min(micros, Ordering::Relaxed);
     }
 
+    /// The time after which the head of its quickest answer arrived: about a round trip.
+    pub fn quickest(&self) -> Option<Duration> {
+        let micros = self.quickest.load(Ordering::Relaxed);
+        (micros < u64::MAX).then(|| Duration::from_micros(micros))
+    }
+
     /// Returns whether the server answers so quickly that parallel or early requests gain nothing.
     pub fn is_near(&self) -> bool {
-        let quickest = Duration::from_micros(self.quickest.load(Ordering::Relaxed));
-        quickest < NEAR || self.first.get().is_some_and(|first| *first < NEAR_AT_FIRST)
+        self.quickest().is_some_and(|quickest| quickest < NEAR)
+            || self.first.get().is_some_and(|first| *first < NEAR_AT_FIRST)
     }
 
     /// Returns whether there is no reason to prefer other servers.

@@ -63,7 +63,12 @@ use self::{
     budget::Budget, chunk_index::ChunkIndex, failed_reads::FailedReads, layout::Layout,
     pausing_clock::Clock, released_readers::Released,
 };
-use crate::{metrics::Metrics, sharing::workers::Workers, source::BlobSource, sync::lock};
+use crate::{
+    metrics::Metrics,
+    sharing::{link_speed::LinkSpeed, workers::Workers},
+    source::BlobSource,
+    sync::lock,
+};
 
 /// How the cache behaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -238,6 +243,11 @@ impl Cache {
     /// Returns whether any reader waits for data.
     pub(crate) fn is_awaited(&self) -> bool {
         self.workers.is_awaited()
+    }
+
+    /// The speed at which bytes of blobs arrive.
+    pub(crate) fn link_speed(&self) -> &LinkSpeed {
+        self.workers.link_speed()
     }
 
     /// Returns whether this many decoded bytes fit into [`Settings::max_bytes`].

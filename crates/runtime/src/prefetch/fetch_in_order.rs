@@ -12,10 +12,11 @@ use std::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use lazuli_image::plan::gap;
 use lazuli_registry::CONNECTIONS;
 
 use super::yield_to_readers::{LONGEST_DELAY, yield_to_readers};
@@ -56,8 +57,6 @@ pub(crate) type Blobs = Weak<[Arc<CachedBlob>]>;
 pub(crate) struct Pace {
     bytes: AtomicU64,
     least: u64,
-    /// Bytes per second when `bytes` was last measured, as an `f64`.
-    rate: AtomicU64,
 }
 
 impl Default for Pace {
@@ -69,42 +68,15 @@ impl Default for Pace {
 impl Pace {
     /// Keeps at least `least` bytes in flight, and [`MOST`] at most.
     pub(super) fn from(least: u64) -> Self {
-        Pace { bytes: AtomicU64::new(least), least, rate: AtomicU64::new(0) }
+        Pace { bytes: AtomicU64::new(least), least }
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that arrive in this time; `None` before anything was measured.
-    fn arriving_in(&self, time: Duration) -> Option<u64> {
-        let rate = f64::from_bits(self.rate.load(Ordering::Relaxed));
-        (rate > 0.0).then_some((rate * time.as_secs_f64()) as u64)
-    }
-}
-
-/// About a round trip: the shortest time that a request took.
-#[derive(Clone, Debug)]
-pub(super) struct RoundTrip(Arc<AtomicU64>);
-
-impl Default for RoundTrip {
-    fn default() -> Self {
-        RoundTrip(Arc::new(AtomicU64::new(u64::MAX)))
-    }
-}
-
-impl RoundTrip {
-    fn add(&self, took: Duration) {
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.0.fetch_min(nanos, Ordering::Relaxed);
-    }
-
-    /// Bytes that fill the link to the registry of these requests. With a busy processor more may
-    /// be in flight for no gain, in particular from a registry nearby.
-    pub(super) fn filled_by(&self, pace: &Pace) -> u64 {
-        let nanos = self.0.load(Ordering::Relaxed);
-        let filled = pace.arriving_in(Duration::from_nanos(nanos)).unwrap_or(u64::MAX);
-        filled.clamp(pace.least, pace.bytes())
+    pub(super) fn set(&self, bytes: u64) {
+        self.bytes.store(bytes, Ordering::Relaxed);
     }
 }
 
@@ -113,6 +85,8 @@ impl RoundTrip {
 pub(crate) enum Purpose<'a> {
     /// A hint: a start most likely needs it. Fetched if the disk has space.
     Hint(&'a Cache),
+    /// A hint that follows from misses: what lies between likely chunks comes along.
+    Escalation(&'a Cache, &'a Gaps),
     /// An order of a waiting client. Readers take precedence, but not for long; then it is fetched
     /// in small parts.
     Order(&'a Cache),
@@ -126,37 +100,69 @@ impl Purpose<'_> {
     }
 }
 
+/// Missing chunks between the chunks of a group.
+#[derive(Debug)]
+pub(crate) struct Gaps {
+    /// Maximum stored bytes between two chunks of the group.
+    most: u64,
+    /// Stored bytes of the chunks that came along.
+    filled: AtomicU64,
+}
+
+impl Gaps {
+    pub(crate) fn new(most: u64) -> Self {
+        Gaps { most, filled: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn filled(&self) -> u64 {
+        self.filled.load(Ordering::Relaxed)
+    }
+
+    /// Adds them to chunks of a blob, which are in ascending order.
+    fn fill(&self, chunks: &mut Vec<usize>, blob: &CachedBlob) {
+        let mut all = Vec::with_capacity(chunks.len());
+        for at in chunks.drain(..) {
+            let before = all.last().copied().unwrap_or(at);
+            if gap(blob.chunk(before), blob.chunk(at)) <= self.most {
+                for between in before + 1..at {
+                    if !blob.is_under_way(between) {
+                        let bytes = blob.chunk(between).stored_share();
+                        self.filled.fetch_add(bytes, Ordering::Relaxed);
+                        all.push(between);
+                    }
+                }
+            }
+            all.push(at);
+        }
+        *chunks = all;
+    }
+}
+
 /// Measures a transfer, or several after each other.
-pub(super) struct Gauge<'a> {
+pub(crate) struct Gauge<'a> {
     pace: &'a Pace,
+    adapts: bool,
     since: Instant,
     arrived: u64,
     /// Bytes per second when the pace was last changed.
     rate: f64,
-    round_trip: RoundTrip,
 }
 
 impl<'a> Gauge<'a> {
-    pub(super) fn new(pace: &'a Pace) -> Self {
-        let round_trip = RoundTrip::default();
-        Gauge { pace, since: Instant::now(), arrived: 0, rate: 0.0, round_trip }
+    pub(crate) fn new(pace: &'a Pace) -> Self {
+        Gauge { pace, adapts: true, since: Instant::now(), arrived: 0, rate: 0.0 }
     }
 
-    /// Continues where the last transfer at this pace ended: many small transfers count as one
-    /// large one.
-    pub(super) fn resume(pace: &'a Pace) -> Self {
-        Gauge { rate: f64::from_bits(pace.rate.load(Ordering::Relaxed)), ..Gauge::new(pace) }
-    }
-
-    pub(super) fn round_trip(&self) -> RoundTrip {
-        self.round_trip.clone()
+    /// Leaves the pace as it is.
+    pub(super) fn fixed(pace: &'a Pace) -> Self {
+        Gauge { adapts: false, ..Gauge::new(pace) }
     }
 
     /// Bytes arrived while the link was kept busy.
     fn add(&mut self, bytes: u64) {
         self.arrived += bytes;
         let pace = self.pace.bytes();
-        if self.arrived < pace {
+        if self.arrived < pace || !self.adapts {
             return;
         }
         let rate = self.arrived as f64 / self.since.elapsed().as_secs_f64().max(1e-6);
@@ -168,7 +174,6 @@ impl<'a> Gauge<'a> {
             pace
         };
         self.pace.bytes.store(next.clamp(self.pace.least, MOST), Ordering::Relaxed);
-        self.pace.rate.store(rate.to_bits(), Ordering::Relaxed);
         self.rate = rate;
         self.pause();
     }
@@ -197,7 +202,7 @@ pub(crate) async fn fetch(
 
 /// The same, measured by `gauge`, for an order that may be made while it is followed. `wanted` is
 /// how many stored bytes it has.
-pub(super) async fn fetch_by(
+pub(crate) async fn fetch_by(
     blobs: &Blobs,
     order: impl IntoIterator<Item = ChunkAt>,
     wanted: u64,
@@ -220,12 +225,8 @@ pub(super) async fn fetch_by(
             if !is_last && bytes_under_way + group <= most {
                 break;
             }
-            let Some((bytes, took, fetched)) = under_way.next().await else { break };
+            let Some((bytes, fetched)) = under_way.next().await else { break };
             bytes_under_way -= bytes;
-            // Chunks that are copied from other blobs cost no request.
-            if bytes > 0 {
-                gauge.round_trip.add(took);
-            }
             if is_beside {
                 gauge.pause()
             } else {
@@ -240,11 +241,13 @@ pub(super) async fn fetch_by(
             return Ok(());
         }
         match purpose {
-            Purpose::Hint(cache) if !cache.has_room_for_hints(size) => {
+            Purpose::Hint(cache) | Purpose::Escalation(cache, _)
+                if !cache.has_room_for_hints(size) =>
+            {
                 tracing::info!("less is fetched ahead: the disk is nearly full");
                 return Ok(());
             }
-            Purpose::Hint(_) => {}
+            Purpose::Hint(_) | Purpose::Escalation(..) => {}
             Purpose::Order(cache) => yield_to_readers(cache, LONGEST_DELAY).await,
         }
         if purpose.is_beside_readers() {
@@ -266,14 +269,14 @@ pub(super) async fn fetch_by(
             Some(early) => BytesFrom::Early(early),
         };
         let part = (wanted.min(pace.bytes()) / CONNECTIONS).max(LEAST_PART);
-        for (blob, chunks) in &by_blob(group) {
+        let mut group = by_blob(group);
+        if let Purpose::Escalation(_, gaps) = purpose {
+            group.iter_mut().for_each(|(blob, chunks)| gaps.fill(chunks, &blobs[*blob]));
+        }
+        for (blob, chunks) in &group {
             for (bytes, request) in blobs[*blob].prefetch(chunks, part, held) {
                 bytes_under_way += bytes;
-                let begun = Instant::now();
-                under_way.push(async move {
-                    let fetched = request.await;
-                    (bytes, begun.elapsed(), fetched)
-                });
+                under_way.push(async move { (bytes, request.await) });
             }
         }
     }
@@ -329,27 +332,4 @@ fn by_blob(places: Vec<ChunkAt>) -> BTreeMap<usize, Vec<usize>> {
         chunks.dedup();
     }
     chunks
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_nearby_registry_needs_few_bytes_in_flight() {
-        let pace = Pace::from(256 << 10);
-        pace.bytes.store(MOST, Ordering::Relaxed);
-        let filled_by = |millis| {
-            let round_trip = RoundTrip::default();
-            round_trip.add(Duration::from_millis(1000));
-            round_trip.add(Duration::from_millis(millis));
-            round_trip.filled_by(&pace)
-        };
-        assert_eq!(filled_by(20), MOST, "nothing was measured");
-        pace.rate.store(100e6_f64.to_bits(), Ordering::Relaxed);
-        assert_eq!(filled_by(20), 2_000_000);
-        assert_eq!(filled_by(1), 256 << 10);
-        assert_eq!(filled_by(500), MOST);
-        assert_eq!(RoundTrip::default().filled_by(&pace), MOST, "no request has ended");
-    }
 }

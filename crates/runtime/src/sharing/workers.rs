@@ -17,6 +17,7 @@ use tokio::{
 
 use super::{
     account::Account,
+    link_speed::LinkSpeed,
     priority_semaphore::{Claim, PrioritySemaphore},
 };
 use crate::sync::lock;
@@ -53,6 +54,7 @@ pub(crate) struct Workers {
     /// Held by a background scan of a whole blob: one at a time.
     scan: Semaphore,
     memory: Arc<PrioritySemaphore>,
+    link_speed: LinkSpeed,
     /// Readers that wait for data, by the account that is charged.
     readers: Mutex<HashMap<Account, Readers>>,
 }
@@ -96,6 +98,7 @@ impl Workers {
             polite: PrioritySemaphore::new((processors / 2).max(1)),
             scan: Semaphore::new(1),
             memory: PrioritySemaphore::shared(MEMORY),
+            link_speed: LinkSpeed::default(),
             readers: Mutex::default(),
         }
     }
@@ -127,6 +130,10 @@ impl Workers {
     /// The memory for answers of sources, in bytes.
     pub(crate) fn memory(&self) -> &Arc<PrioritySemaphore> {
         &self.memory
+    }
+
+    pub(crate) fn link_speed(&self) -> &LinkSpeed {
+        &self.link_speed
     }
 
     pub(crate) fn runtime(&self) -> &Handle {

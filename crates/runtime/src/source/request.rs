@@ -28,4 +28,6 @@ pub(crate) trait Meter: Send + Sync {
     fn request(&self);
     /// `bytes` bytes arrived.
     fn arrived(&self, bytes: u64);
+    /// `bytes` bytes were fetched before.
+    fn was_held(&self, bytes: u64);
 }

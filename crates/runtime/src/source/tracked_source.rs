@@ -104,6 +104,11 @@ impl TrackedSource {
         self.health.is_well() && self.source.server_health().is_none_or(|server| server.is_well())
     }
 
+    /// The quickest answer of its server, if there was any: about a round trip.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        self.source.server_health()?.quickest()
+    }
+
     /// Returns whether its server has failed since then, or was overloaded.
     pub(crate) fn has_failed_since(&self, since: Instant) -> bool {
         let server = self.source.server_health().map_or(&self.health, |server| server);

@@ -311,6 +311,11 @@ impl Meter for CachedBlob {
     }
 
     fn arrived(&self, bytes: u64) {
+        self.was_held(bytes);
+        self.workers.link_speed().arrived(bytes);
+    }
+
+    fn was_held(&self, bytes: u64) {
         self.counters.fetched(bytes);
         self.workers.data_arrived(&self.account());
     }

@@ -1,7 +1,7 @@
 //! Prefetching by a given order.
 
 use super::*;
-use crate::prefetch::fetch_in_order::{self, Pace, Purpose};
+use crate::prefetch::fetch_in_order::{self, Gaps, Gauge, Pace, Purpose};
 
 /// Fetches chunks of the only blob in this order.
 async fn fetch(node: &Node, order: impl IntoIterator<Item = usize>) -> Result<(), ReadError> {
@@ -53,6 +53,25 @@ async fn everything_arrives_in_groups() {
     assert_eq!(stats.bytes_fetched, node.sample.blob.stored_size, "nothing comes twice");
     let (here, all) = node.blob.filled();
     assert_eq!((here, all), (node.sample.blob.stored_size, node.sample.blob.stored_size));
+}
+
+/// Gaps up to a bound are filled, and counted; those that are present are not fetched again.
+#[tokio::test]
+async fn what_lies_between_likely_chunks_comes_along() {
+    let node = Node::new(&[64 << 10; 40], 0);
+    node.ensure(11..12).await.unwrap();
+    let stored = |at: usize| u64::from(node.sample.blob.chunks[at].stored_size);
+    let blobs: Arc<[Arc<CachedBlob>]> = Arc::new([node.blob.clone()]);
+    let gaps = Gaps::new(4 * stored(0));
+    let order = [10, 13, 20, 30].map(|chunk| (0, chunk));
+    let purpose = Purpose::Escalation(&node.cache, &gaps);
+    let (blobs, pace) = (Arc::downgrade(&blobs), Pace::default());
+    fetch_in_order::fetch_by(&blobs, order, u64::MAX, None, &mut Gauge::new(&pace), purpose)
+        .await
+        .unwrap();
+    let here: Vec<_> = (0..40).filter(|at| node.blob.has(*at)).collect();
+    assert_eq!(here, [10, 11, 12, 13, 20, 30]);
+    assert_eq!(gaps.filled(), stored(12));
 }
 
 #[tokio::test]

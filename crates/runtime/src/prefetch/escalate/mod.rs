@@ -7,10 +7,10 @@
 //!           └─▶ ranking: likeliest files first ─▶ ahead, until what was bought is spent
 //! ```
 //!
-//! A miss costs one round trip, one bandwidth-delay product of bytes. It buys twice that near the
-//! misses, and four times when the whole image is in scope: while a start keeps missing, the link
-//! is busy, and soon after misses stop, so does escalation. If what was bought spared the start
-//! fewer round trips than its transfer took, a miss buys only what arrives while its reader waits.
+//! A miss costs one round trip, one bandwidth-delay product of bytes. It buys as much near the
+//! misses, and four times that when the whole image is in scope: while a start keeps missing, the
+//! link is busy, and soon after misses stop, so does escalation. If what was bought did not spare
+//! the start many round trips, a miss buys only what arrives while its reader waits.
 //! A start may spend [`Settings::escalate_bytes`](super::Settings::escalate_bytes).
 
 mod files;
@@ -35,26 +35,37 @@ use self::{
 };
 use super::{
     Image, Prefetcher,
-    fetch_in_order::{self, ChunkAt, Gauge, Pace, Purpose, RoundTrip},
+    fetch_in_order::{self, ChunkAt, Gaps, Gauge, Pace, Purpose},
     timed_slot::TimedSlot,
 };
-use crate::cache::CachedBlob;
+use crate::{
+    cache::{Cache, CachedBlob},
+    error::ReadError,
+};
 
 /// Minimum interval between two orderings of the files. Ordering 50,000 files takes 4 ms, so
 /// ordering uses at most 8 % of a processor.
 const HOLDS: Duration = Duration::from_millis(50);
 
-/// Initial bytes in flight. Fewer than for a recorded start, because other readers wait behind
-/// them, and because a start with few misses or a near registry should cost few bytes.
-const LEAST: u64 = 256 << 10;
+/// Lower bound for the bytes that fill the link: 1 Gbit/s at 4 ms, or nothing was measured yet.
+const LEAST: u64 = 512 << 10;
 
-/// Bytes that a miss buys, as a multiple of those that fill the link.
-const NEAR: u64 = 2;
+/// Bytes that a miss buys, as a multiple of those that fill the link: near other misses what
+/// arrives while its reader waits.
+const NEAR: u64 = 1;
 const ANYWHERE: u64 = 4;
 
+/// Bytes in flight, as such a multiple: decoding and writing take longer than a round trip. A
+/// reader that comes meanwhile waits behind what the link carries of them.
+const IN_FLIGHT: u64 = 4;
+
 /// Bytes that a start gets before its misses buy less if most bytes were not read, as a multiple of
-/// those that fill the link: what four to eight misses buy.
+/// those that fill the link: what four to sixteen misses buy.
 const TRIAL: u64 = 16;
+
+/// How many times as long as the transfer of its bytes the round trips must have taken that a start
+/// was spared: chunks of one file are read together, and bytes also take processors.
+const WORTH: u64 = 4;
 
 /// Upper bound for the bytes that fill the link: 1 Gbit/s at 32 ms.
 const FULL: u64 = 4 << 20;
@@ -103,7 +114,7 @@ impl Escalation {
     /// Returns whether a start that has fetched this many bytes in its round should yield to
     /// another one.
     fn is_enough(&self, bytes: u64) -> bool {
-        bytes >= NEAR * self.pace.bytes() && self.waiting.load(Ordering::Relaxed) > 0
+        bytes >= self.pace.bytes() && self.waiting.load(Ordering::Relaxed) > 0
     }
 }
 
@@ -124,14 +135,14 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
     }
     let begun = Instant::now();
     let Some(ranking) = rank(image).await else { return };
-    let mut gauge = Gauge::resume(&escalation.pace);
+    let mut gauge = Gauge::fixed(&escalation.pace);
     let mut start = Start {
         listener,
         image,
         escalation,
         begun,
         ranking,
-        round_trip: gauge.round_trip(),
+        cache: &prefetcher.cache,
         left,
         credit: 0,
         spent: Vec::new(),
@@ -151,10 +162,15 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
             continue;
         }
         let step = async {
-            gauge.pause();
+            let full = start.fills_the_link();
+            escalation.pace.set(IN_FLIGHT * full);
+            let gaps = Gaps::new(full / 2);
             let order = Round { start: &mut start, bytes: 0 };
-            let hint = Purpose::Hint(&prefetcher.cache);
-            fetch_in_order::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, hint).await
+            let purpose = Purpose::Escalation(&prefetcher.cache, &gaps);
+            fetch_in_order::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, purpose)
+                .await?;
+            start.left = start.left.saturating_sub(gaps.filled());
+            Ok::<_, ReadError>(())
         };
         if escalation.in_slot(step).await.is_err() {
             // Readers of chunks that cannot be fetched get the error.
@@ -184,7 +200,7 @@ struct Start<'a> {
     escalation: &'a Escalation,
     begun: Instant,
     ranking: Ranking,
-    round_trip: RoundTrip,
+    cache: &'a Cache,
     /// Bytes that it may have yet, and that its misses have bought.
     left: u64,
     credit: u64,
@@ -220,7 +236,7 @@ impl Start<'_> {
         }
         for place in &news.missed {
             self.ranking.note_missed(*place);
-            let full = self.round_trip.filled_by(&self.escalation.pace).min(FULL);
+            let full = self.fills_the_link();
             let spent = self.spent_where_reads_are_seen();
             let worth = worth_of_a_miss(full, self.ranking.scope(), spent, self.spared);
             self.credit = self.credit.saturating_add(worth);
@@ -232,6 +248,15 @@ impl Start<'_> {
         if was_idle || self.ranking.scope() != scope {
             self.ordered = None;
         }
+    }
+
+    /// Bytes in flight that fill the link to the image's registry.
+    fn fills_the_link(&self) -> u64 {
+        let Some(blobs) = self.image.blobs.upgrade() else { return LEAST };
+        let round_trip =
+            |blob: &Arc<CachedBlob>| blob.sources().iter().find_map(|source| source.round_trip());
+        let round_trip = blobs.iter().find_map(round_trip).unwrap_or_default();
+        self.cache.link_speed().bytes_in(round_trip).clamp(LEAST, FULL)
     }
 
     fn spent_where_reads_are_seen(&self) -> u64 {
@@ -319,11 +344,10 @@ impl Iterator for Round<'_, '_> {
 /// Bytes that a miss buys where `full` fill the link, after `spent` bytes have spared a start so
 /// many misses.
 fn worth_of_a_miss(full: u64, scope: Scope, spent: u64, spared: u64) -> u64 {
-    let was_worth_it = spent < TRIAL * full || spared * full >= spent;
+    let was_worth_it = spent < TRIAL * full || spared * full >= WORTH * spent;
     let times = match scope {
-        _ if !was_worth_it => 1,
-        Scope::Image => ANYWHERE,
-        Scope::Directories | Scope::Packages => NEAR,
+        Scope::Image if was_worth_it => ANYWHERE,
+        _ => NEAR,
     };
     times * full
 }
@@ -335,10 +359,10 @@ mod tests {
     #[test]
     fn a_miss_buys_less_when_earlier_ones_bought_what_is_not_read() {
         let full = 1 << 20;
-        assert_eq!(worth_of_a_miss(full, Scope::Directories, 0, 0), 2 * full);
+        assert_eq!(worth_of_a_miss(full, Scope::Directories, 0, 0), full);
         assert_eq!(worth_of_a_miss(full, Scope::Image, 15 * full, 0), 4 * full, "too early");
-        assert_eq!(worth_of_a_miss(full, Scope::Image, 16 * full, 16), 4 * full);
-        assert_eq!(worth_of_a_miss(full, Scope::Image, 16 * full, 15), full);
+        assert_eq!(worth_of_a_miss(full, Scope::Image, 16 * full, 64), 4 * full);
+        assert_eq!(worth_of_a_miss(full, Scope::Image, 16 * full, 63), full);
         assert_eq!(worth_of_a_miss(full, Scope::Packages, 40 * full, 1), full);
     }
 }

@@ -41,6 +41,7 @@ impl Meter for Scene {
     }
 
     fn arrived(&self, _: u64) {}
+    fn was_held(&self, _: u64) {}
 }
 
 impl Scene {

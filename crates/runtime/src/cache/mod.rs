@@ -65,8 +65,8 @@ use self::{
 };
 use crate::{
     metrics::Metrics,
-    sharing::{link_speed::LinkSpeed, workers::Workers},
-    source::BlobSource,
+    sharing::workers::Workers,
+    source::{BlobSource, link_speed::LinkSpeed},
     sync::lock,
 };
 

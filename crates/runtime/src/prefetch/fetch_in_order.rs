@@ -16,7 +16,7 @@ use std::{
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use lazuli_image::plan::gap;
+use lazuli_image::{Chunk, plan::gap};
 use lazuli_registry::CONNECTIONS;
 
 use super::yield_to_readers::{LONGEST_DELAY, yield_to_readers};
@@ -75,6 +75,7 @@ impl Pace {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// Keeps this many bytes in flight from now on.
     pub(super) fn set(&self, bytes: u64) {
         self.bytes.store(bytes, Ordering::Relaxed);
     }
@@ -86,7 +87,7 @@ pub(crate) enum Purpose<'a> {
     /// A hint: a start most likely needs it. Fetched if the disk has space.
     Hint(&'a Cache),
     /// A hint that follows from misses: what lies between likely chunks comes along.
-    Escalation(&'a Cache, &'a Gaps),
+    Escalation(&'a Cache, Gaps<'a>),
     /// An order of a waiting client. Readers take precedence, but not for long; then it is fetched
     /// in small parts.
     Order(&'a Cache),
@@ -100,41 +101,34 @@ impl Purpose<'_> {
     }
 }
 
-/// Missing chunks between the chunks of a group.
-#[derive(Debug)]
-pub(crate) struct Gaps {
+/// Which missing chunks between the chunks of a group come along.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gaps<'a> {
     /// Maximum stored bytes between two chunks of the group.
-    most: u64,
-    /// Stored bytes of the chunks that came along.
-    filled: AtomicU64,
+    pub(crate) most: u64,
+    /// Stored bytes that may be fetched yet. What comes along is taken off.
+    pub(crate) left: &'a AtomicU64,
 }
 
-impl Gaps {
-    pub(crate) fn new(most: u64) -> Self {
-        Gaps { most, filled: AtomicU64::new(0) }
-    }
-
-    pub(crate) fn filled(&self) -> u64 {
-        self.filled.load(Ordering::Relaxed)
-    }
-
+impl Gaps<'_> {
     /// Adds them to chunks of a blob, which are in ascending order.
-    fn fill(&self, chunks: &mut Vec<usize>, blob: &CachedBlob) {
+    fn fill(self, chunks: &mut Vec<usize>, blob: &CachedBlob) {
         let mut all = Vec::with_capacity(chunks.len());
         for at in chunks.drain(..) {
             let before = all.last().copied().unwrap_or(at);
             if gap(blob.chunk(before), blob.chunk(at)) <= self.most {
-                for between in before + 1..at {
-                    if !blob.is_under_way(between) {
-                        let bytes = blob.chunk(between).stored_share();
-                        self.filled.fetch_add(bytes, Ordering::Relaxed);
-                        all.push(between);
-                    }
-                }
+                let missing = (before + 1..at).filter(|between| !blob.is_under_way(*between));
+                all.extend(missing.filter(|between| self.take(blob.chunk(*between))));
             }
             all.push(at);
         }
         *chunks = all;
+    }
+
+    /// Takes a chunk's bytes off; returns whether there were as many.
+    fn take(self, chunk: &Chunk) -> bool {
+        let take = |left: u64| left.checked_sub(chunk.stored_share());
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }
 }
 
@@ -179,7 +173,7 @@ impl<'a> Gauge<'a> {
     }
 
     /// The link is not kept busy.
-    pub(super) fn pause(&mut self) {
+    fn pause(&mut self) {
         (self.since, self.arrived) = (Instant::now(), 0);
     }
 }

@@ -4,7 +4,6 @@
 //! server, waiting events, and the disk.
 
 pub(crate) mod account;
-pub(crate) mod link_speed;
 pub(crate) mod priority_semaphore;
 pub(crate) mod workers;
 

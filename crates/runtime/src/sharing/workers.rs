@@ -17,10 +17,9 @@ use tokio::{
 
 use super::{
     account::Account,
-    link_speed::LinkSpeed,
     priority_semaphore::{Claim, PrioritySemaphore},
 };
-use crate::sync::lock;
+use crate::{source::link_speed::LinkSpeed, sync::lock};
 
 /// Stored bytes of answers that are in memory at a time, over all blobs: sixteen of the biggest
 /// requests. Half of a megabyte fills 100 Mbit/s at 40 ms, so this fills any link of a node.
@@ -132,6 +131,7 @@ impl Workers {
         &self.memory
     }
 
+    /// The speed at which answers arrive.
     pub(crate) fn link_speed(&self) -> &LinkSpeed {
         &self.link_speed
     }

@@ -4,6 +4,7 @@
 //! callers see only the trait. `race` reads from several of them, and is the only one that retries.
 
 pub(crate) mod early;
+pub(crate) mod link_speed;
 mod memory;
 mod no_route;
 pub(crate) mod race;

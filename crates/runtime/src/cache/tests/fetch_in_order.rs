@@ -1,7 +1,12 @@
 //! Prefetching by a given order.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::*;
-use crate::prefetch::fetch_in_order::{self, Gaps, Gauge, Pace, Purpose};
+use crate::{
+    prefetch::fetch_in_order::{self, Gaps, Gauge, Pace, Purpose},
+    source::request::Meter as _,
+};
 
 /// Fetches chunks of the only blob in this order.
 async fn fetch(node: &Node, order: impl IntoIterator<Item = usize>) -> Result<(), ReadError> {
@@ -55,23 +60,41 @@ async fn everything_arrives_in_groups() {
     assert_eq!((here, all), (node.sample.blob.stored_size, node.sample.blob.stored_size));
 }
 
-/// Gaps up to a bound are filled, and counted; those that are present are not fetched again.
+/// Gaps up to a bound are filled, within the bytes that are left; what is present is not fetched
+/// again.
 #[tokio::test]
 async fn what_lies_between_likely_chunks_comes_along() {
     let node = Node::new(&[64 << 10; 40], 0);
     node.ensure(11..12).await.unwrap();
     let stored = |at: usize| u64::from(node.sample.blob.chunks[at].stored_size);
     let blobs: Arc<[Arc<CachedBlob>]> = Arc::new([node.blob.clone()]);
-    let gaps = Gaps::new(4 * stored(0));
-    let order = [10, 13, 20, 30].map(|chunk| (0, chunk));
-    let purpose = Purpose::Escalation(&node.cache, &gaps);
+    let left = AtomicU64::new(stored(12) + stored(31));
+    let gaps = Gaps { most: 4 * stored(0), left: &left };
+    let order = [10, 13, 20, 30, 34].map(|chunk| (0, chunk));
+    let purpose = Purpose::Escalation(&node.cache, gaps);
     let (blobs, pace) = (Arc::downgrade(&blobs), Pace::default());
     fetch_in_order::fetch_by(&blobs, order, u64::MAX, None, &mut Gauge::new(&pace), purpose)
         .await
         .unwrap();
     let here: Vec<_> = (0..40).filter(|at| node.blob.has(*at)).collect();
-    assert_eq!(here, [10, 11, 12, 13, 20, 30]);
-    assert_eq!(gaps.filled(), stored(12));
+    assert_eq!(here, [10, 11, 12, 13, 20, 30, 31, 34]);
+    assert_eq!(left.load(Ordering::Relaxed), 0);
+}
+
+/// They would look as if they had come all at once.
+#[tokio::test]
+async fn bytes_that_were_requested_early_say_nothing_of_the_link() {
+    let node = Node::new(&[64 << 10; 4], 0);
+    let speed = || node.cache.link_speed().bytes_in(Duration::from_secs(1));
+    let (held, arrived) = (|| node.blob.was_held(1 << 20), || node.blob.arrived(1 << 20));
+    held();
+    std::thread::sleep(Duration::from_millis(110));
+    held();
+    assert_eq!(speed(), 0);
+    arrived();
+    std::thread::sleep(Duration::from_millis(110));
+    arrived();
+    assert!(speed() > 0);
 }
 
 #[tokio::test]

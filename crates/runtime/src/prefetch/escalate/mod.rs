@@ -21,7 +21,7 @@ use std::{
     collections::HashSet,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -38,10 +38,7 @@ use super::{
     fetch_in_order::{self, ChunkAt, Gaps, Gauge, Pace, Purpose},
     timed_slot::TimedSlot,
 };
-use crate::{
-    cache::{Cache, CachedBlob},
-    error::ReadError,
-};
+use crate::cache::{Cache, CachedBlob};
 
 /// Minimum interval between two orderings of the files. Ordering 50,000 files takes 4 ms, so
 /// ordering uses at most 8 % of a processor.
@@ -55,16 +52,16 @@ const LEAST: u64 = 512 << 10;
 const NEAR: u64 = 1;
 const ANYWHERE: u64 = 4;
 
-/// Bytes in flight, as such a multiple: decoding and writing take longer than a round trip. A
-/// reader that comes meanwhile waits behind what the link carries of them.
+/// Bytes in flight, as such a multiple: they count until they are decoded and written. A reader
+/// that comes meanwhile waits behind what the link carries of them.
 const IN_FLIGHT: u64 = 4;
 
 /// Bytes that a start gets before its misses buy less if most bytes were not read, as a multiple of
 /// those that fill the link: what four to sixteen misses buy.
 const TRIAL: u64 = 16;
 
-/// How many times as long as the transfer of its bytes the round trips must have taken that a start
-/// was spared: chunks of one file are read together, and bytes also take processors.
+/// Chunks that a start must have read for each round trip of its bytes' transfer. More than one,
+/// because a start reads several chunks of a file at once, and bytes also take processors.
 const WORTH: u64 = 4;
 
 /// Upper bound for the bytes that fill the link: 1 Gbit/s at 32 ms.
@@ -122,8 +119,8 @@ impl Escalation {
 /// no longer served, or a server is overloaded. Doesn't detect the end of the start.
 pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, image: &Image) {
     let escalation = &prefetcher.escalation;
-    let left = prefetcher.settings.escalate_bytes;
-    if left == 0 {
+    let left = AtomicU64::new(prefetcher.settings.escalate_bytes);
+    if prefetcher.settings.escalate_bytes == 0 {
         return;
     }
     let mut known = listener.take();
@@ -143,7 +140,7 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
         begun,
         ranking,
         cache: &prefetcher.cache,
-        left,
+        left: &left,
         credit: 0,
         spent: Vec::new(),
         unread: HashSet::new(),
@@ -155,7 +152,7 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
         is_refused: false,
     };
     start.learn(known);
-    while start.left > 0 && !start.is_refused {
+    while start.left() > 0 && !start.is_refused {
         if start.credit == 0 {
             listener.more().await;
             start.listen();
@@ -164,13 +161,10 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
         let step = async {
             let full = start.fills_the_link();
             escalation.pace.set(IN_FLIGHT * full);
-            let gaps = Gaps::new(full / 2);
+            let gaps = Gaps { most: full / 2, left: &left };
             let order = Round { start: &mut start, bytes: 0 };
-            let purpose = Purpose::Escalation(&prefetcher.cache, &gaps);
-            fetch_in_order::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, purpose)
-                .await?;
-            start.left = start.left.saturating_sub(gaps.filled());
-            Ok::<_, ReadError>(())
+            let purpose = Purpose::Escalation(&prefetcher.cache, gaps);
+            fetch_in_order::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, purpose).await
         };
         if escalation.in_slot(step).await.is_err() {
             // Readers of chunks that cannot be fetched get the error.
@@ -202,7 +196,7 @@ struct Start<'a> {
     ranking: Ranking,
     cache: &'a Cache,
     /// Bytes that it may have yet, and that its misses have bought.
-    left: u64,
+    left: &'a AtomicU64,
     credit: u64,
     /// Bytes that it has had of each blob, the chunks among them that were not read yet, and the
     /// number of those that were. Complete blobs are left out: their readers are not seen.
@@ -220,6 +214,10 @@ struct Start<'a> {
 }
 
 impl Start<'_> {
+    fn left(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
+    }
+
     /// Records the reads since the last call.
     fn listen(&mut self) {
         let news = self.listener.take();
@@ -295,7 +293,7 @@ impl Start<'_> {
             };
             let size = blobs[blob].chunk(chunk).stored_share();
             let is_on_its_way = blobs[blob].is_under_way(chunk);
-            if size <= self.left && !is_on_its_way && !self.listener.is_touched((blob, chunk)) {
+            if size <= self.left() && !is_on_its_way && !self.listener.is_touched((blob, chunk)) {
                 return Some(((blob, chunk), size));
             }
             self.place += 1;
@@ -330,7 +328,7 @@ impl Iterator for Round<'_, '_> {
         };
         self.start.place += 1;
         self.bytes += size;
-        self.start.left -= size;
+        self.start.left.fetch_sub(size, Ordering::Relaxed);
         if self.start.spent.len() <= place.0 {
             self.start.spent.resize(place.0 + 1, 0);
         }

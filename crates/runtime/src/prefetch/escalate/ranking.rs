@@ -311,7 +311,7 @@ mod tests {
         assert!(likelihood(&example) > before);
     }
 
-    /// A JVM's classes, say: a hundred MiB, of which a start reads a tenth.
+    /// A JVM's classes, say: a hundred MiB, of which a start reads parts.
     #[test]
     fn chunks_of_a_large_file_rank_by_those_around_them() {
         let chunks = 100;

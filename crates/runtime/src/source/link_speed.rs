@@ -1,4 +1,7 @@
-//! The speed of the link to the servers, by the bytes that arrive.
+//! The speed of the link to the servers, by the bytes that arrive from all of them.
+//!
+//! A node that reads from a peer or a mirror nearby may take its link to a far registry for faster
+//! than it is, so users bound what they make of it.
 
 use std::{
     sync::Mutex,

@@ -4,11 +4,13 @@ use std::{
     fs,
     future::poll_fn,
     io,
-    path::{Path, PathBuf},
+    ops::{Deref, DerefMut},
+    path::Path,
     process,
     sync::{
         LazyLock, Mutex, MutexGuard, Once, PoisonError,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     task::Poll,
     thread,
@@ -30,6 +32,14 @@ fn work() -> MutexGuard<'static, (u64, Vec<(u64, Work)>)> {
 #[derive(Debug)]
 pub(crate) struct Undo(u64);
 
+impl Undo {
+    fn add(work: &mut (u64, Vec<(u64, Work)>), todo: Work) -> Self {
+        work.0 += 1;
+        work.1.push((work.0, todo));
+        Undo(work.0)
+    }
+}
+
 impl Drop for Undo {
     fn drop(&mut self) {
         work().1.retain(|(number, _)| *number != self.0);
@@ -38,23 +48,53 @@ impl Drop for Undo {
 
 /// Makes a signal that ends the process do this first.
 pub(crate) fn undo(todo: impl FnOnce() + Send + 'static) -> Undo {
-    static CATCH: Once = Once::new();
-    CATCH.call_once(|| drop(thread::spawn(catch)));
-    let mut work = work();
-    work.0 += 1;
-    let number = work.0;
-    work.1.push((number, Box::new(todo)));
-    Undo(number)
+    listen();
+    Undo::add(&mut work(), Box::new(todo))
 }
 
-/// Makes a signal that ends the process remove this file or directory.
-pub(crate) fn remove(path: &Path) -> Undo {
-    let path: PathBuf = path.to_owned();
-    undo(move || {
-        let _ = fs::remove_file(&path);
-        // A thread that still writes may add a file meanwhile, so try twice.
-        let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_dir_all(&path));
-    })
+/// A file or directory that is removed when it is dropped, or by a signal that ends the process.
+#[derive(Debug)]
+pub(crate) struct Temporary<T> {
+    // Dropped first, so that a signal meanwhile still removes it.
+    made: T,
+    _undo: Undo,
+}
+
+impl<T: AsRef<Path>> Temporary<T> {
+    pub(crate) fn new(make: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
+        listen();
+        // A signal waits until the name is known.
+        let mut work = work();
+        let made = make()?;
+        let path = made.as_ref().to_owned();
+        let undo = Undo::add(&mut work, Box::new(move || remove(&path)));
+        Ok(Temporary { made, _undo: undo })
+    }
+
+    /// What was made, which a signal does not remove any more.
+    pub(crate) fn into_inner(self) -> T {
+        self.made
+    }
+}
+
+impl<T> Deref for Temporary<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.made
+    }
+}
+
+impl<T> DerefMut for Temporary<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.made
+    }
+}
+
+fn remove(path: &Path) {
+    let _ = fs::remove_file(path);
+    // A thread that still writes may add a file meanwhile, so try twice.
+    let _ = fs::remove_dir_all(path).or_else(|_| fs::remove_dir_all(path));
 }
 
 /// Whether signals are handled elsewhere.
@@ -77,18 +117,34 @@ impl Drop for HeldSignals {
     }
 }
 
-fn catch() {
+/// Returns when signals are handled.
+fn listen() {
+    static LISTENS: Once = Once::new();
+    LISTENS.call_once(|| {
+        let (listens, wait) = mpsc::channel();
+        thread::spawn(|| catch(listens));
+        // Without signals the sender is dropped.
+        let _ = wait.recv();
+    });
+}
+
+fn catch(listens: mpsc::Sender<()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let Ok(runtime) = runtime else { return };
-    let Ok(number) = runtime.block_on(last()) else { return };
-    let todo = std::mem::take(&mut work().1);
-    todo.into_iter().rev().for_each(|(_, todo)| todo());
-    process::exit(128 + number.as_raw());
+    let Ok(number) = runtime.block_on(last(listens)) else { return };
+    loop {
+        let mut work = work();
+        // Nothing is made any more, as that takes the lock.
+        let Some((_, todo)) = work.1.pop() else { process::exit(128 + number.as_raw()) };
+        drop(work);
+        todo();
+    }
 }
 
 /// The signal that ends this process.
-async fn last() -> io::Result<Signal> {
+async fn last(listens: mpsc::Sender<()>) -> io::Result<Signal> {
     let mut signals = Signals::new()?;
+    let _ = listens.send(());
     loop {
         let number = signals.next().await;
         if !HELD.load(Ordering::Relaxed) {

@@ -23,7 +23,8 @@ use crate::{
         read_chunks::FetchedChunks,
         scratch,
     },
-    image_args, interrupt,
+    image_args,
+    interrupt::Temporary,
     path_context::PathContext as _,
     progress,
 };
@@ -136,18 +137,17 @@ fn tar_file(order: &EntryOrder<'_>, path: &Path, chunks: &mut FetchedChunks<'_>)
     }
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
-    let mut file = partial().tempfile_in(directory).cannot("write to", directory)?;
-    let _undo = interrupt::remove(file.path());
+    let mut file = partial(directory)?;
     tar(order, file.as_file_mut(), chunks)?;
-    file.persist(&path).cannot("write", &path)?;
+    file.into_inner().persist(&path).cannot("write", &path)?;
     Ok(())
 }
 
-fn partial() -> tempfile::Builder<'static, 'static> {
+fn partial(directory: &Path) -> Result<Temporary<NamedTempFile>> {
     let mut builder = tempfile::Builder::new();
     // The umask decides who else may read it, as for any file.
     builder.prefix(".lazuli-unpack-").permissions(Permissions::from_mode(0o666));
-    builder
+    Temporary::new(|| builder.tempfile_in(directory)).cannot("write to", directory)
 }
 
 /// Stores an ordinary image of one layer.
@@ -160,9 +160,7 @@ fn flat(
     session: &Session,
     arguments: &Arguments,
 ) -> Result<()> {
-    let scratch = scratch::parent();
-    let mut file: NamedTempFile = partial().tempfile_in(&scratch).cannot("write to", &scratch)?;
-    let _undo = interrupt::remove(file.path());
+    let mut file = partial(&scratch::parent())?;
     let layer = unpack::layer(order, file.as_file_mut(), chunks)?;
     let config = runtime.block_on(lazuli_registry::config(&*image.repository, &image.manifest))?;
     let config = ImageConfig::parse(&config)?;

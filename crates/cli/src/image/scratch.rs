@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 
-use crate::interrupt::{self, Undo};
+use crate::interrupt::Temporary;
 
 /// The parent of scratch directories: `$TMPDIR`, or `/var/tmp`, because `/tmp` may be in memory and
 /// images are large.
@@ -15,23 +15,17 @@ pub(crate) fn parent() -> PathBuf {
 
 /// A scratch directory. Dropping it or a signal that ends the process removes it.
 #[derive(Debug)]
-pub(crate) struct Scratch {
-    // Dropped first, so that a signal meanwhile still removes the directory.
-    directory: TempDir,
-    _undo: Undo,
-}
+pub(crate) struct Scratch(Temporary<TempDir>);
 
 impl Scratch {
     pub(crate) fn new() -> Result<Self> {
         let parent = parent();
-        let directory = tempfile::Builder::new().prefix("lazuli-").tempdir_in(&parent);
+        let make = || tempfile::Builder::new().prefix("lazuli-").tempdir_in(&parent);
         let context = || format!("cannot write to scratch directory {}", parent.display());
-        let directory = directory.with_context(context)?;
-        let undo = interrupt::remove(directory.path());
-        Ok(Scratch { directory, _undo: undo })
+        Ok(Scratch(Temporary::new(make).with_context(context)?))
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        self.directory.path().to_owned()
+        self.0.path().to_owned()
     }
 }

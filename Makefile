@@ -12,7 +12,7 @@ EARLIER := 6f5581c
 
 .DEFAULT_GOAL := help
 .PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test metrics-test \
-	e2e-kubernetes test-kernels soak check deny compat multimake bench \
+	e2e-kubernetes test-kernels test-vm soak check deny compat multimake bench \
 	$(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
 .SILENT: help
 
@@ -78,6 +78,10 @@ p2p: ## fleets, misses and outages of Dragonfly, to target/bench (30 minutes)
 test-kernels: ## the drivers under Debian's kernels 5.10 to 7.3 in qemu; KERNELS="6.1 6.12"
 	scripts/install-deps test-kernels
 	$(ROOT) tests/kernels/run $(KERNELS)
+
+test-vm: ## virtual machines on an image's disks, in qemu; KERNELS="6.1 6.12" (10 minutes)
+	scripts/install-deps test-vm
+	$(ROOT) tests/vm/run $(KERNELS)
 
 soak: ## the long reliability tests: kills, damaged images, containerd (two hours)
 	scripts/install-deps test

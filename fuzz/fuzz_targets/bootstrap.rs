@@ -16,6 +16,7 @@ fuzz_target!(|data: &[u8]| {
     let _ = set_id(&mut named, &Algorithm::Sha256.digest(data));
     let Ok(bootstrap) = Bootstrap::open(named) else { return };
     let _ = dump(&bootstrap);
+    let _ = bootstrap.disk_addresses();
     let _ = bootstrap.lookup(bootstrap.root(), b"text");
     let _ = bootstrap.chunks(bootstrap.root());
     let tree = bootstrap.tree();

@@ -38,6 +38,17 @@ pub(crate) struct ImageArguments {
     pub(crate) access: image_args::Access,
 }
 
+impl ImageArguments {
+    /// # Errors
+    /// The mount would show disks, not the files of the image.
+    pub(crate) fn must_show_files(&self) -> Result<()> {
+        if let Driver::Disks = self.driver {
+            bail!("--driver disks is for virtual machines: lazuli mount --driver disks IMAGE DIR");
+        }
+        Ok(())
+    }
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Driver {
     /// The best driver that works here
@@ -48,6 +59,8 @@ enum Driver {
     Loop,
     /// FUSE: any kernel, also without root
     Fuse,
+    /// Files that a virtual machine uses as disks: any kernel; Linux 5.16 or later in the machine
+    Disks,
 }
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
@@ -91,6 +104,7 @@ pub(crate) fn request(
             Driver::Fanotify => DriverChoice::Fanotify,
             Driver::Loop => DriverChoice::Loop,
             Driver::Fuse => DriverChoice::Fuse,
+            Driver::Disks => DriverChoice::Disks,
         },
         asked: None,
         platform: arguments.access.platform.clone(),

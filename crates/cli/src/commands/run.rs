@@ -72,6 +72,7 @@ async fn container(session: &Session, arguments: &Arguments) -> Result<ExitCode>
         // The kernel lets no namespace mount the /sys of a network that is not its own.
         bail!("--user-namespace needs a network of its own: --network none");
     }
+    arguments.image.must_show_files()?;
     let started = Instant::now();
     let bundle = Bundle::create(&session.root)?;
     let request = mount::request(&arguments.image, bundle.lower(), Suid::Keep)?;

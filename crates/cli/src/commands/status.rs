@@ -131,11 +131,12 @@ fn containers(keys: &[String]) -> String {
 }
 
 fn name(driver: lazuli_runtime::daemon::DriverChoice) -> &'static str {
-    use lazuli_runtime::daemon::DriverChoice::{Auto, Fanotify, Fuse, Loop};
+    use lazuli_runtime::daemon::DriverChoice::{Auto, Disks, Fanotify, Fuse, Loop};
     match driver {
         Auto => "auto",
         Fanotify => "fanotify",
         Loop => "loop",
         Fuse => "fuse",
+        Disks => "disks",
     }
 }

@@ -12,7 +12,9 @@ pub(super) fn driver(node: &Node<'_>) -> Option<Row> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let found = format!("Linux {}: {}", release.trim(), daemon.driver_reason);
     Some(match daemon.driver {
-        DriverChoice::Auto | DriverChoice::Fanotify => Row::fine(CHECK, found),
+        DriverChoice::Auto | DriverChoice::Fanotify | DriverChoice::Disks => {
+            Row::fine(CHECK, found)
+        }
         DriverChoice::Loop => Row::fine(CHECK, format!("{found}; images are on loop devices")),
         DriverChoice::Fuse => Row::advice(
             CHECK,

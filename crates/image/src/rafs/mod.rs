@@ -12,6 +12,7 @@ mod blob;
 mod bootstrap;
 mod check;
 mod ci;
+mod disk;
 mod dump;
 mod embedded;
 mod footer;

@@ -10,6 +10,7 @@ fn read_all(bytes: &[u8]) -> bool {
     let sound = check(&bootstrap).is_ok();
     let tree = bootstrap.tree().is_ok();
     let _ = dump(&bootstrap);
+    let _ = bootstrap.disk_addresses();
     let _ = bootstrap.lookup(bootstrap.root(), b"text");
     let _ = bootstrap.extent(bootstrap.root(), 0);
     assert!(tree || !sound, "a sound image without a tree");
@@ -109,5 +110,25 @@ fn files_whose_chunks_are_not_listed_are_found() {
         image[size_at..size_at + 8].copy_from_slice(&(rows * 80).to_le_bytes());
         let bootstrap = Bootstrap::open(&image[..]).unwrap();
         assert!(check(&bootstrap).is_err(), "{rows} rows of {}", size / 80);
+    }
+}
+
+/// `device` is where the first slot of the device table lies, its address behind the name and the
+/// size.
+#[test]
+fn disks_whose_addresses_overlap_are_refused() {
+    let image = sample().bootstrap;
+    let addresses = Bootstrap::open(&image[..]).unwrap().disk_addresses().unwrap();
+    assert!(addresses.len() == 2 && addresses.is_sorted(), "{addresses:?}");
+    assert!(addresses.iter().all(|address| address % (512 << 10) == 0), "{addresses:?}");
+    let device = 1408;
+    for (slot, block) in [(0, 0), (0, 1), (1, 0), (1, addresses[0] as u32 / 4096)] {
+        let mut damaged = image.clone();
+        let at = device + slot * 128 + 68;
+        damaged[at..at + 4].copy_from_slice(&u32::to_le_bytes(block));
+        let error = Bootstrap::open(&damaged[..]).unwrap().disk_addresses().unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains(&format!("device slot {slot}")), "{error}");
+        assert!(error.contains("on a disk, expected"), "{error}");
     }
 }

@@ -81,6 +81,7 @@ impl Drivers {
                 ("loop", loops.as_ref().err())
             }
             DriverChoice::Fuse => ("fuse", self.probe.fuse.as_ref().err()),
+            DriverChoice::Disks => ("disks", self.probe.fuse.as_ref().err()),
         };
         match works {
             None => Ok((wanted, "asked for".to_owned())),

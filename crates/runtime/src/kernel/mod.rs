@@ -13,8 +13,10 @@
 //! | `answer` | answers to the kernel | ✓ | ✓ | ✓ |
 //!
 //! Other files serve one interface alone, such as `groups` and `slots` for fanotify, `disk` and
-//! `helper` for loop devices, `connection` and `threads` for FUSE.
+//! `helper` for loop devices, `connection` and `threads` for FUSE. `disks` is another file system
+//! for FUSE, whose reader is the kernel of a virtual machine.
 
+pub mod disks;
 pub mod errno;
 pub mod fanotify;
 pub mod fuse;

@@ -113,11 +113,13 @@ pub enum Driver {
     Loop,
     /// FUSE.
     Fuse,
+    /// FUSE files that are disks.
+    Disks,
 }
 
 impl Driver {
     /// Every driver, in the order of its numbers.
-    pub const ALL: [Self; 3] = [Self::Fanotify, Self::Loop, Self::Fuse];
+    pub const ALL: [Self; 4] = [Self::Fanotify, Self::Loop, Self::Fuse, Self::Disks];
 
     /// Its name as a label.
     pub fn name(self) -> &'static str {
@@ -125,6 +127,7 @@ impl Driver {
             Self::Fanotify => "fanotify",
             Self::Loop => "loop",
             Self::Fuse => "fuse",
+            Self::Disks => "disks",
         }
     }
 }

@@ -15,4 +15,6 @@ pub enum DriverChoice {
     Loop,
     /// FUSE.
     Fuse,
+    /// FUSE files that are disks for virtual machines.
+    Disks,
 }

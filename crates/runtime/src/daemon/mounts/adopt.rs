@@ -295,7 +295,7 @@ impl Node {
                 image,
                 place: MountPoint::Free,
             };
-            match served.resume_fuse(place, left, record.journal, &self.drivers.link) {
+            match served.resume_fuse(place, left, record, &self.drivers.link) {
                 Ok(attachment) => return Ok(Some(attachment)),
                 Err(error) => {
                     let error = mount_error(record, error);
@@ -323,7 +323,7 @@ impl Node {
     /// Returns whether a mount is the one in a record.
     fn is_ours(&self, mount: &MountEntry, record: &MountRecord) -> bool {
         match record.driver {
-            DriverChoice::Fuse => mount.kind == fuse::KIND,
+            DriverChoice::Fuse | DriverChoice::Disks => mount.kind == fuse::KIND,
             DriverChoice::Loop => {
                 let disk = record.backing.as_ref().and_then(Backing::disk);
                 mount.kind == "erofs" && Some(&mount.source) == disk.as_ref()

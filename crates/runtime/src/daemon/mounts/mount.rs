@@ -199,9 +199,7 @@ impl Node {
             None => {
                 record.journal = true;
                 self.mounts.record(record).at(&records)?;
-                image
-                    .fuse(&mountpoint, &record.request.image, suid, place, &self.drivers.link)
-                    .await
+                image.fuse(record, suid, place, &self.drivers.link).await
             }
         };
         let attachment = attached.map_err(|source| mount_error(record, source))?;

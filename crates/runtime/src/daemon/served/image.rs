@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use lazuli_image::{BlobIndex, Decoded, Digest};
+use lazuli_image::{BlobIndex, Decoded, Digest, rafs::Bootstrap};
 use lazuli_registry::Repository;
 use lazuli_sys::mmap::Map;
 use tokio::{runtime::Handle, sync::Mutex};
@@ -20,7 +20,7 @@ use crate::{
     cache::{Cache, CachedBlob},
     daemon::{
         DaemonError,
-        api::MountRequest,
+        api::{DriverChoice, MountRequest},
         filesystems::{
             attachment::Attachment,
             direct_reads::{forget_pages_when_quiet, read_directly_when_quiet},
@@ -28,11 +28,12 @@ use crate::{
             fuse_blobs::Blobs,
             stale_pages::{self, Gap},
         },
-        record::mount_key,
+        record::{MountRecord, mount_key},
     },
     image::{self, StoredImage},
     keeper::Link,
     kernel::{
+        disks::DiskFilesystem,
         fanotify::{self, Watch},
         fuse::{self, ImageFilesystem, MountPoint, MountTarget},
         loop_devices,
@@ -368,22 +369,32 @@ impl ServedImage {
         self.blobs.iter().map(watch).collect()
     }
 
-    /// Mounts the image with FUSE.
+    /// Mounts the image, or its disks, with FUSE.
     pub(in crate::daemon) async fn fuse(
         &self,
-        mountpoint: &Path,
-        name: &str,
+        record: &MountRecord,
         suid: Suid,
         place: MountPoint,
         link: &Arc<Link>,
     ) -> io::Result<Attachment> {
-        let filesystem = self.filesystem()?;
-        let (mountpoint, name, link) = (mountpoint.to_owned(), name.to_owned(), link.clone());
-        let image = self.manifest_digest();
+        let MountRequest { mountpoint, image: name, .. } = record.request.clone();
+        let (image, link) = (self.manifest_digest(), link.clone());
+        let (bootstrap, blobs) = self.fuse_content();
+        let driver = record.driver;
         let session = tokio::task::spawn_blocking(move || {
             let key = mount_key(&mountpoint);
             let target = MountTarget { mountpoint: &mountpoint, key: &key, image, place };
-            fuse::Session::mount(filesystem, target, &name, suid, &link).map_err(io::Error::other)
+            match driver {
+                DriverChoice::Disks => {
+                    let disks = DiskFilesystem::new(bootstrap, blobs).map_err(io::Error::other)?;
+                    fuse::Session::mount(disks, target, &name, suid, &link)
+                }
+                _ => {
+                    let tree = ImageFilesystem::new(bootstrap, blobs).map_err(io::Error::other)?;
+                    fuse::Session::mount(tree, target, &name, suid, &link)
+                }
+            }
+            .map_err(io::Error::other)
         });
         session.await.map_err(io::Error::other)?.map(|session| Attachment::Fuse(Arc::new(session)))
     }
@@ -393,20 +404,27 @@ impl ServedImage {
         &self,
         place: MountTarget<'_>,
         left: fuse::Left,
-        journal: bool,
+        record: &MountRecord,
         link: &Arc<Link>,
     ) -> io::Result<Attachment> {
-        let filesystem = match journal {
-            true => self.filesystem()?,
-            false => self.filesystem()?.with_acls_checked(),
+        let (bootstrap, blobs) = self.fuse_content();
+        let session = match record.driver {
+            DriverChoice::Disks => {
+                let disks = DiskFilesystem::new(bootstrap, blobs).map_err(io::Error::other)?;
+                fuse::Session::resume(disks, left, place, link)
+            }
+            _ => {
+                let tree = ImageFilesystem::new(bootstrap, blobs).map_err(io::Error::other)?;
+                let tree = if record.journal { tree } else { tree.with_acls_checked() };
+                fuse::Session::resume(tree, left, place, link)
+            }
         };
-        let session = fuse::Session::resume(filesystem, left, place, link);
         session.map(|session| Attachment::Fuse(Arc::new(session))).map_err(io::Error::other)
     }
 
-    fn filesystem(&self) -> io::Result<ImageFilesystem<Map, Blobs>> {
+    fn fuse_content(&self) -> (Arc<Bootstrap<Map>>, Blobs) {
         let blobs = Blobs { blobs: self.blobs.clone(), runtime: Handle::current() };
-        ImageFilesystem::new(self.stored.bootstrap.clone(), blobs).map_err(io::Error::other)
+        (self.stored.bootstrap.clone(), blobs)
     }
 }
 

@@ -84,6 +84,7 @@ impl DriverChoice {
             DriverChoice::Fanotify => Some(Driver::Fanotify),
             DriverChoice::Loop => Some(Driver::Loop),
             DriverChoice::Fuse => Some(Driver::Fuse),
+            DriverChoice::Disks => Some(Driver::Disks),
         }
     }
 }

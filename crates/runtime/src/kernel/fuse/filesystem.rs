@@ -29,7 +29,7 @@ use super::xattr_names::{ACLS, XattrNames};
 
 /// How long the kernel may keep names and attributes, absent names included. The image never
 /// changes under a mount, so this only has to be longer than any mount lives.
-const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+pub(in crate::kernel) const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Decoded blobs, from any source.
 ///

@@ -24,6 +24,7 @@ mod xattr_names;
 
 pub(super) use answer::WITHOUT_ANSWER;
 pub use error::FuseError;
+pub(super) use filesystem::FOREVER;
 pub use filesystem::{BlobReader, ImageFilesystem};
 pub(super) use mount::create_filesystem;
 pub use mount::{KIND, detach};

@@ -35,18 +35,17 @@ pub(crate) fn serve(
     let (root, images) = (root.to_owned(), worker.images());
     Some(tokio::spawn(async move {
         let leaving = images.clone();
-        let served =
-            match Server::open(&root, Arc::new(DaemonImages { images, driver, first, mirror }))
-                .await
-            {
-                Ok(server) => {
-                    tracing::info!("serving containerd");
-                    let overview = server.overview();
-                    leaving.explained_by(Arc::new(move || explain(&overview)));
-                    server.serve(listener, leaving.leaving()).await
-                }
-                Err(error) => Err(error),
-            };
+        let files = DaemonImages { images, driver, first, mirror };
+        let machines = DaemonImages { driver: DriverChoice::Disks, ..files.clone() };
+        let served = match Server::open(&root, Arc::new(files), Arc::new(machines)).await {
+            Ok(server) => {
+                tracing::info!("serving containerd");
+                let overview = server.overview();
+                leaving.explained_by(Arc::new(move || explain(&overview)));
+                server.serve(listener, leaving.leaving()).await
+            }
+            Err(error) => Err(error),
+        };
         if let Err(error) = served {
             tracing::error!(%error, "containerd is not served");
         }
@@ -71,6 +70,7 @@ fn explain(overview: &Overview) -> (SnapshotsStatus, HashMap<PathBuf, SnapshotSt
     (status, mounts.collect())
 }
 
+#[derive(Clone)]
 struct DaemonImages {
     images: Images,
     driver: DriverChoice,

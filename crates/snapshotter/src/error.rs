@@ -99,6 +99,17 @@ pub enum SnapshotError {
          the image instead"
     )]
     NotMappable(String),
+    /// A snapshot of a virtual machine is based on more than an image.
+    #[error(
+        "{name}: the layer {layer} lies on top of a lazy image and has files, which no disk shows: convert the whole \
+         image, or run it without a virtual machine"
+    )]
+    FilesOnDisk {
+        /// The snapshot.
+        name: String,
+        /// The layer.
+        layer: String,
+    },
     /// The metadata cannot be read or written.
     #[error("the records of snapshots in {path}: {source}{}", advice(.source, .path))]
     Store {
@@ -193,7 +204,8 @@ impl From<SnapshotError> for Status {
             | SnapshotError::NotItsLayer { .. }
             | SnapshotError::LayerTaken { .. }
             | SnapshotError::NoFiles { .. }
-            | SnapshotError::NotMappable(_) => Code::FailedPrecondition,
+            | SnapshotError::NotMappable(_)
+            | SnapshotError::FilesOnDisk { .. } => Code::FailedPrecondition,
             SnapshotError::ParentNotCommitted(_)
             | SnapshotError::Immutable { .. }
             | SnapshotError::Invalid(_) => Code::InvalidArgument,

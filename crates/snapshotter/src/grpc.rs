@@ -1,12 +1,18 @@
 //! The gRPC service: containerd's requests and answers.
 
-use std::pin::Pin;
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::Arc,
+};
 
+use tokio::sync::OnceCell;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    Overview, SnapshotError,
+    Images, Overview, SnapshotError,
     api::snapshots::{
         CleanupRequest, CommitSnapshotRequest, Info, Kind as ApiKind, ListSnapshotsRequest,
         ListSnapshotsResponse, MountsRequest, MountsResponse, PrepareSnapshotRequest,
@@ -14,6 +20,7 @@ use crate::{
         UpdateSnapshotRequest, UpdateSnapshotResponse, UsageRequest, UsageResponse,
         ViewSnapshotRequest, ViewSnapshotResponse, snapshots_server::Snapshots,
     },
+    mounts::Form,
     requests::{Snapshotter, Wanted},
     store::{Kind, Snapshot},
 };
@@ -21,26 +28,72 @@ use crate::{
 /// Snapshots in one message of a list; far from the 4 MiB that a client takes.
 const PAGE: usize = 100;
 
+/// The name by which containerd asks for snapshots of virtual machines: that of its plugin.
+const MACHINES: &str = "lazuli-vm";
+
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Service(Snapshotter);
+pub(crate) struct Service(Arc<Snapshotters>);
+
+/// One for each name, with snapshots of its own: the same key may mean another one.
+pub(crate) struct Snapshotters {
+    pub(crate) files: Snapshotter,
+    /// Opened when it is first used.
+    pub(crate) machines: OnceCell<Snapshotter>,
+    machines_state: PathBuf,
+    machines_images: Arc<dyn Images>,
+}
+
+impl Snapshotters {
+    async fn named(&self, name: &str) -> Result<&Snapshotter, SnapshotError> {
+        if name != MACHINES {
+            return Ok(&self.files);
+        }
+        let open =
+            || Snapshotter::open(&self.machines_state, self.machines_images.clone(), Form::Disks);
+        self.machines.get_or_try_init(open).await
+    }
+}
+
+impl fmt::Debug for Snapshotters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Snapshotters").field("files", &self.files).finish_non_exhaustive()
+    }
+}
 
 impl Service {
-    pub(crate) fn new(snapshotter: Snapshotter) -> Self {
-        Service(snapshotter)
+    pub(crate) async fn open(
+        state: &Path,
+        files: Arc<dyn Images>,
+        machines: Arc<dyn Images>,
+    ) -> Result<Self, SnapshotError> {
+        let machines_state = state.join("vm");
+        let snapshotters = Snapshotters {
+            files: Snapshotter::open(state, files, Form::Files).await?,
+            machines: OnceCell::new(),
+            machines_state,
+            machines_images: machines,
+        };
+        if snapshotters.machines_state.exists()
+            && let Err(error) = snapshotters.named(MACHINES).await
+        {
+            tracing::error!(%error, "virtual machines get no snapshots");
+        }
+        Ok(Service(Arc::new(snapshotters)))
     }
 
     pub(crate) fn overview(&self) -> Overview {
-        Overview(self.0.local.clone())
+        Overview(self.0.clone())
     }
 
     /// Runs a request as a task of its own: a disconnected client must not leave it half done.
-    async fn run<T, F>(&self, work: impl FnOnce(Snapshotter) -> F) -> Result<T, Status>
+    async fn run<T, F>(&self, name: &str, work: impl FnOnce(Snapshotter) -> F) -> Result<T, Status>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, SnapshotError>> + Send + 'static,
     {
-        let result = tokio::spawn(work(self.0.clone())).await;
+        let snapshotter = self.0.named(name).await?.clone();
+        let result = tokio::spawn(work(snapshotter)).await;
         let result = result.unwrap_or(Err(SnapshotError::Panicked));
         result.map_err(|error| {
             match &error {
@@ -60,9 +113,9 @@ impl Snapshots for Service {
         &self,
         request: Request<PrepareSnapshotRequest>,
     ) -> Result<Response<PrepareSnapshotResponse>, Status> {
-        let PrepareSnapshotRequest { key, parent, labels, .. } = request.into_inner();
+        let PrepareSnapshotRequest { snapshotter, key, parent, labels } = request.into_inner();
         let wanted = Wanted { key, parent: named(parent), labels: labels.into_iter().collect() };
-        let mounts = self.run(|s| async move { s.prepare(wanted).await }).await?;
+        let mounts = self.run(&snapshotter, |s| async move { s.prepare(wanted).await }).await?;
         Ok(Response::new(PrepareSnapshotResponse { mounts }))
     }
 
@@ -70,9 +123,9 @@ impl Snapshots for Service {
         &self,
         request: Request<ViewSnapshotRequest>,
     ) -> Result<Response<ViewSnapshotResponse>, Status> {
-        let ViewSnapshotRequest { key, parent, labels, .. } = request.into_inner();
+        let ViewSnapshotRequest { snapshotter, key, parent, labels } = request.into_inner();
         let wanted = Wanted { key, parent: named(parent), labels: labels.into_iter().collect() };
-        let mounts = self.run(|s| async move { s.view(wanted).await }).await?;
+        let mounts = self.run(&snapshotter, |s| async move { s.view(wanted).await }).await?;
         Ok(Response::new(ViewSnapshotResponse { mounts }))
     }
 
@@ -80,8 +133,8 @@ impl Snapshots for Service {
         &self,
         request: Request<MountsRequest>,
     ) -> Result<Response<MountsResponse>, Status> {
-        let key = request.into_inner().key;
-        let mounts = self.run(|s| async move { s.mounts(key).await }).await?;
+        let MountsRequest { snapshotter, key } = request.into_inner();
+        let mounts = self.run(&snapshotter, |s| async move { s.mounts(key).await }).await?;
         Ok(Response::new(MountsResponse { mounts }))
     }
 
@@ -89,9 +142,10 @@ impl Snapshots for Service {
         &self,
         request: Request<CommitSnapshotRequest>,
     ) -> Result<Response<()>, Status> {
-        let CommitSnapshotRequest { name, key, labels, parent, .. } = request.into_inner();
+        let CommitSnapshotRequest { snapshotter, name, key, labels, parent } = request.into_inner();
         let (labels, parent) = (labels.into_iter().collect(), named(parent));
-        let done = self.run(|s| async move { s.commit(key, name, parent, labels).await });
+        let done =
+            self.run(&snapshotter, |s| async move { s.commit(key, name, parent, labels).await });
         done.await.map(Response::new)
     }
 
@@ -99,16 +153,16 @@ impl Snapshots for Service {
         &self,
         request: Request<RemoveSnapshotRequest>,
     ) -> Result<Response<()>, Status> {
-        let key = request.into_inner().key;
-        self.run(|s| async move { s.remove(key).await }).await.map(Response::new)
+        let RemoveSnapshotRequest { snapshotter, key } = request.into_inner();
+        self.run(&snapshotter, |s| async move { s.remove(key).await }).await.map(Response::new)
     }
 
     async fn stat(
         &self,
         request: Request<StatSnapshotRequest>,
     ) -> Result<Response<StatSnapshotResponse>, Status> {
-        let key = request.into_inner().key;
-        let snapshot = self.run(|s| async move { s.stat(key).await }).await?;
+        let StatSnapshotRequest { snapshotter, key } = request.into_inner();
+        let snapshot = self.run(&snapshotter, |s| async move { s.stat(key).await }).await?;
         Ok(Response::new(StatSnapshotResponse { info: Some(info(snapshot)) }))
     }
 
@@ -116,11 +170,12 @@ impl Snapshots for Service {
         &self,
         request: Request<UpdateSnapshotRequest>,
     ) -> Result<Response<UpdateSnapshotResponse>, Status> {
-        let UpdateSnapshotRequest { info: wanted, update_mask, .. } = request.into_inner();
+        let UpdateSnapshotRequest { snapshotter, info: wanted, update_mask } = request.into_inner();
         let Some(wanted) = wanted else { return Err(Status::invalid_argument("no info")) };
         let fields = update_mask.unwrap_or_default().paths;
         let labels = wanted.labels.into_iter().collect();
-        let updated = self.run(|s| async move { s.update(wanted.name, labels, fields).await });
+        let updated =
+            self.run(&snapshotter, |s| async move { s.update(wanted.name, labels, fields).await });
         Ok(Response::new(UpdateSnapshotResponse { info: Some(info(updated.await?)) }))
     }
 
@@ -130,8 +185,8 @@ impl Snapshots for Service {
         &self,
         request: Request<ListSnapshotsRequest>,
     ) -> Result<Response<Self::ListStream>, Status> {
-        let filters = request.into_inner().filters;
-        let snapshots = self.run(|s| async move { s.list(&filters).await }).await?;
+        let ListSnapshotsRequest { snapshotter, filters } = request.into_inner();
+        let snapshots = self.run(&snapshotter, |s| async move { s.list(&filters).await }).await?;
         let infos: Vec<_> = snapshots.into_iter().map(info).collect();
         let pages: Vec<_> = infos
             .chunks(PAGE)
@@ -144,14 +199,15 @@ impl Snapshots for Service {
         &self,
         request: Request<UsageRequest>,
     ) -> Result<Response<UsageResponse>, Status> {
-        let key = request.into_inner().key;
-        let usage = self.run(|s| async move { s.usage(key).await }).await?;
+        let UsageRequest { snapshotter, key } = request.into_inner();
+        let usage = self.run(&snapshotter, |s| async move { s.usage(key).await }).await?;
         let [size, inodes] = [usage.size, usage.inodes].map(u64::cast_signed);
         Ok(Response::new(UsageResponse { size, inodes }))
     }
 
-    async fn cleanup(&self, _: Request<CleanupRequest>) -> Result<Response<()>, Status> {
-        self.run(|s| async move { s.clean_up().await }).await.map(Response::new)
+    async fn cleanup(&self, request: Request<CleanupRequest>) -> Result<Response<()>, Status> {
+        let CleanupRequest { snapshotter } = request.into_inner();
+        self.run(&snapshotter, |s| async move { s.clean_up().await }).await.map(Response::new)
     }
 }
 

@@ -24,6 +24,9 @@
 //! mounted when the first snapshot is based on it.
 //!
 //! Images are mounted by the [`Images`] that this crate is given.
+//!
+//! Under the name `lazuli-vm` the same socket serves runtimes of virtual machines, which give the
+//! disk of an image to their guests. Its snapshots are in `ROOT/vm`.
 #![forbid(unsafe_code)]
 
 mod directories;
@@ -174,10 +177,14 @@ pub trait Images: Send + Sync {
 pub struct Server(grpc::Service);
 
 impl Server {
-    /// Opens or creates the snapshots in `root`, and cleans up after an earlier process.
-    pub async fn open(root: &Path, images: Arc<dyn Images>) -> Result<Self, SnapshotError> {
-        let snapshotter = requests::Snapshotter::open(root, images).await?;
-        Ok(Server(grpc::Service::new(snapshotter)))
+    /// Opens or creates the snapshots in `root`, and cleans up after an earlier process. Images for
+    /// the snapshotter `lazuli-vm` are mounted by `machines`, as a directory with the files `bootstrap`, `blob-1` and so on.
+    pub async fn open(
+        root: &Path,
+        images: Arc<dyn Images>,
+        machines: Arc<dyn Images>,
+    ) -> Result<Self, SnapshotError> {
+        Ok(Server(grpc::Service::open(root, images, machines).await?))
     }
 
     /// A view of the snapshots, also while they are served.

@@ -8,6 +8,7 @@ use std::{
 
 use crate::{
     SnapshotError,
+    grpc::Snapshotters,
     mapping::Mapping,
     storage::Storage,
     store::{FORMER, Kind, Snapshot},
@@ -46,17 +47,34 @@ pub struct ImageSnapshot {
 
 /// Reads the state of a [`crate::Server`].
 #[derive(Clone, Debug)]
-pub struct Overview(pub(crate) Arc<Storage>);
+pub struct Overview(pub(crate) Arc<Snapshotters>);
 
 impl Overview {
     /// Reads all records. Blocks.
     pub fn read(&self) -> Result<Contents, SnapshotError> {
-        let all = self.0.store.all()?;
+        let mut contents = self.0.files.local.contents()?;
+        if let Some(machines) = self.0.machines.get() {
+            let Contents { committed, active, views, former, removed, images } =
+                machines.local.contents()?;
+            contents.committed += committed;
+            contents.active += active;
+            contents.views += views;
+            contents.former += former;
+            contents.removed += removed;
+            contents.images.extend(images);
+        }
+        Ok(contents)
+    }
+}
+
+impl Storage {
+    fn contents(&self) -> Result<Contents, SnapshotError> {
+        let all = self.store.all()?;
         let by_name: HashMap<_, _> =
             all.iter().map(|snapshot| (&*snapshot.name, snapshot)).collect();
         let mut containers = HashMap::<_, BTreeMap<_, _>>::new();
         let mut contents =
-            Contents { removed: self.0.directories.thrown_away()?.len(), ..Contents::default() };
+            Contents { removed: self.directories.thrown_away()?.len(), ..Contents::default() };
         for snapshot in &all {
             contents.former += usize::from(snapshot.name.starts_with(FORMER));
             match snapshot.kind {
@@ -70,14 +88,14 @@ impl Overview {
             {
                 let mapped = !matches!(Mapping::of(&snapshot.labels), Ok(None));
                 let numbers = numbers.into_iter().filter(|_| !mapped);
-                let layers = numbers.map(|number| self.0.directories.fs(number)).collect();
+                let layers = numbers.map(|number| self.directories.fs(number)).collect();
                 containers.entry(image).or_default().insert(snapshot.name.clone(), layers);
             }
         }
         for snapshot in all.iter().filter(|snapshot| snapshot.image.is_some()) {
             contents.images.push(ImageSnapshot {
                 name: snapshot.name.clone(),
-                mountpoint: self.0.directories.fs(snapshot.number),
+                mountpoint: self.directories.fs(snapshot.number),
                 containers: containers.remove(&snapshot.number).unwrap_or_default(),
             });
         }

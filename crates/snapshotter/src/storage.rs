@@ -17,7 +17,8 @@ use crate::{
     directories::{Directories, Owner},
     label::{self, Labels},
     mapping::Mapping,
-    mounted_layers, mounts,
+    mounted_layers,
+    mounts::{self, Form},
     store::{Kind, New, Snapshot, Store, Usage, lost},
     usage,
 };
@@ -31,6 +32,7 @@ const FUSE: rustix::fs::FsWord = 0x6573_5546;
 pub(crate) struct Storage {
     pub(crate) store: Store,
     pub(crate) directories: Directories,
+    form: Form,
     /// Held while the trash is emptied.
     emptying: Mutex<()>,
     /// Whether a task is about to empty it.
@@ -39,12 +41,13 @@ pub(crate) struct Storage {
 
 impl Storage {
     /// Opens or creates the snapshots in the state directory.
-    pub(crate) fn open(state: &Path) -> Result<Self> {
+    pub(crate) fn open(state: &Path, form: Form) -> Result<Self> {
         let directories = Directories::open(state)?;
         let store = Store::open(&directories.metadata())?;
         Ok(Storage {
             store,
             directories,
+            form,
             emptying: Mutex::default(),
             waiting: AtomicBool::default(),
         })
@@ -79,7 +82,7 @@ impl Storage {
             Some(snapshot) if snapshot.kind == Kind::Committed => {
                 Err(SnapshotError::NotActive(key.to_owned()))
             }
-            _ => mounts::of(&chain, &self.directories),
+            _ => mounts::of(&chain, &self.directories, self.form),
         }
     }
 

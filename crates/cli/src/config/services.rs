@@ -80,6 +80,9 @@ impl Snapshotter {
         if self.address.as_os_str().len() > 107 {
             bail!("snapshotter.address is {path}, expected at most 107 bytes");
         }
+        if self.driver == DriverChoice::Disks {
+            bail!("snapshotter.driver is disks, which containerd's plugin lazuli-vm has by itself");
+        }
         Ok(())
     }
 }

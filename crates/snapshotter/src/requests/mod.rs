@@ -8,6 +8,7 @@ use crate::{
     filter::{self, Filter},
     keyed_lock::{KeyedGuard, KeyedLocks},
     label::{self, Labels, Layer},
+    mounts::Form,
     storage::Storage,
     store::{Kind, New, Snapshot, Usage},
 };
@@ -41,9 +42,9 @@ pub(crate) struct Wanted {
 
 impl Snapshotter {
     /// Opens or creates the snapshots in the state directory, and cleans up after a crash.
-    pub(crate) async fn open(state: &Path, images: Arc<dyn Images>) -> Result<Self> {
+    pub(crate) async fn open(state: &Path, images: Arc<dyn Images>, form: Form) -> Result<Self> {
         let state = state.to_owned();
-        let open = tokio::task::spawn_blocking(move || Storage::open(&state));
+        let open = tokio::task::spawn_blocking(move || Storage::open(&state, form));
         let local = Arc::new(open.await.map_err(|_| SnapshotError::Panicked)??);
         let snapshotter = Snapshotter { local, images, locks: Arc::default() };
         for snapshot in snapshotter.local(Storage::unfinished).await? {

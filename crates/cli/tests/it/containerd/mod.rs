@@ -7,6 +7,7 @@ mod crowd;
 mod foreign;
 mod leaks;
 mod lost;
+mod machines;
 mod mapped;
 mod mirror;
 mod programs;

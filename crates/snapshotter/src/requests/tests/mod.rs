@@ -127,9 +127,13 @@ struct Rig {
 
 impl Rig {
     async fn new() -> Self {
+        Self::of(Form::Files).await
+    }
+
+    async fn of(form: Form) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let images = Arc::new(FakeImages::default());
-        let snapshotter = Snapshotter::open(directory.path(), images.clone()).await.unwrap();
+        let snapshotter = Snapshotter::open(directory.path(), images.clone(), form).await.unwrap();
         Rig { directory, images, snapshotter }
     }
 
@@ -142,7 +146,8 @@ impl Rig {
             local = shared;
             tokio::task::yield_now().await;
         }
-        let snapshotter = Snapshotter::open(directory.path(), images.clone()).await.unwrap();
+        let snapshotter =
+            Snapshotter::open(directory.path(), images.clone(), Form::Files).await.unwrap();
         Rig { directory, images, snapshotter }
     }
 
@@ -165,14 +170,23 @@ impl Rig {
         numbers
     }
 
-    /// The options of a snapshot's mount, with the directory taken out.
+    /// The options of a snapshot's only mount, with the directory taken out.
     async fn mount(&self, key: &str) -> String {
-        let [mount] = &self.snapshotter.mounts(key.to_owned()).await.unwrap()[..] else { panic!() };
-        let options: Vec<_> =
-            mount.options.iter().filter(|o| *o != "index=off").map(String::as_str).collect();
-        let text = format!("{} {} {}", mount.r#type, mount.source, options.join(","));
-        let text = text.replace(self.root().to_str().unwrap(), "R");
-        text.replace(self.directory.path().join("lazy").to_str().unwrap(), "L")
+        let [mount] = &self.mounts(key).await[..] else { panic!() };
+        mount.clone()
+    }
+
+    /// The same of each.
+    async fn mounts(&self, key: &str) -> Vec<String> {
+        let mounts = self.snapshotter.mounts(key.to_owned()).await.unwrap();
+        let text = |mount: Mount| {
+            let options: Vec<_> =
+                mount.options.iter().filter(|o| *o != "index=off").map(String::as_str).collect();
+            let text = format!("{} {} {}", mount.r#type, mount.source, options.join(","));
+            let text = text.replace(self.root().to_str().unwrap(), "R");
+            text.replace(self.directory.path().join("lazy").to_str().unwrap(), "L")
+        };
+        mounts.into_iter().map(text).collect()
     }
 
     /// One layer of a lazy image.
@@ -249,6 +263,32 @@ async fn ordinary_layers_are_mounted_as_overlayfs_does() {
     let error = rig.snapshotter.mounts("one".to_owned()).await.unwrap_err();
     assert_eq!(error.to_string(), "snapshot one is not active");
     assert!(rig.images.mounted().is_empty());
+}
+
+/// As containerd's own EROFS snapshotter has it, which runtimes of virtual machines know.
+#[tokio::test]
+async fn a_lazy_image_is_disks_for_virtual_machines() {
+    let rig = Rig::of(Form::Disks).await;
+    rig.lazy("r/app:lazy").await;
+    for name in ["bootstrap", "blob-1", "blob-2"] {
+        fs::write(rig.place(2).join(name), "").unwrap();
+    }
+    for (kind, key) in [(Kind::Active, "container"), (Kind::View, "view")] {
+        rig.snapshotter.create(wanted(key, "sha256:boot", &[]), kind).await.unwrap();
+    }
+    let disk = "erofs L/2/fs/bootstrap ro,loop,device=L/2/fs/blob-1,device=L/2/fs/blob-2";
+    let overlay = "format/mkdir/overlay overlay workdir=R/3/work,upperdir=R/3/fs,\
+         lowerdir={{ mount 0 }}";
+    assert_eq!(rig.mounts("container").await, [disk, overlay]);
+    assert_eq!(rig.mounts("view").await, [disk]);
+    // An ordinary image has files, as anywhere.
+    layers(&rig, &["one"]).await;
+    rig.snapshotter.create(wanted("other", "one", &[]), Kind::View).await.unwrap();
+    assert!(rig.mount("other").await.starts_with("bind R/"));
+    // What is built on a lazy image has both.
+    rig.snapshotter.commit("container".into(), "built".into(), None, Labels::new()).await.unwrap();
+    let error = rig.snapshotter.prepare(wanted("above", "built", &[])).await.unwrap_err();
+    assert!(error.to_string().contains("the layer built lies on top"), "{error}");
 }
 
 #[tokio::test]

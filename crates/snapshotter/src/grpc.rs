@@ -1,13 +1,7 @@
 //! The gRPC service: containerd's requests and answers.
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-    pin::Pin,
-    sync::Arc,
-};
+use std::{path::Path, pin::Pin, sync::Arc};
 
-use tokio::sync::OnceCell;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
@@ -20,46 +14,17 @@ use crate::{
         UpdateSnapshotRequest, UpdateSnapshotResponse, UsageRequest, UsageResponse,
         ViewSnapshotRequest, ViewSnapshotResponse, snapshots_server::Snapshots,
     },
-    mounts::Form,
     requests::{Snapshotter, Wanted},
+    snapshotters::Snapshotters,
     store::{Kind, Snapshot},
 };
 
 /// Snapshots in one message of a list; far from the 4 MiB that a client takes.
 const PAGE: usize = 100;
 
-/// The name by which containerd asks for snapshots of virtual machines: that of its plugin.
-const MACHINES: &str = "lazuli-vm";
-
 /// The service.
 #[derive(Debug)]
 pub(crate) struct Service(Arc<Snapshotters>);
-
-/// One for each name, with snapshots of its own: the same key may mean another one.
-pub(crate) struct Snapshotters {
-    pub(crate) files: Snapshotter,
-    /// Opened when it is first used.
-    pub(crate) machines: OnceCell<Snapshotter>,
-    machines_state: PathBuf,
-    machines_images: Arc<dyn Images>,
-}
-
-impl Snapshotters {
-    async fn named(&self, name: &str) -> Result<&Snapshotter, SnapshotError> {
-        if name != MACHINES {
-            return Ok(&self.files);
-        }
-        let open =
-            || Snapshotter::open(&self.machines_state, self.machines_images.clone(), Form::Disks);
-        self.machines.get_or_try_init(open).await
-    }
-}
-
-impl fmt::Debug for Snapshotters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Snapshotters").field("files", &self.files).finish_non_exhaustive()
-    }
-}
 
 impl Service {
     pub(crate) async fn open(
@@ -67,19 +32,7 @@ impl Service {
         files: Arc<dyn Images>,
         machines: Arc<dyn Images>,
     ) -> Result<Self, SnapshotError> {
-        let machines_state = state.join("vm");
-        let snapshotters = Snapshotters {
-            files: Snapshotter::open(state, files, Form::Files).await?,
-            machines: OnceCell::new(),
-            machines_state,
-            machines_images: machines,
-        };
-        if snapshotters.machines_state.exists()
-            && let Err(error) = snapshotters.named(MACHINES).await
-        {
-            tracing::error!(%error, "virtual machines get no snapshots");
-        }
-        Ok(Service(Arc::new(snapshotters)))
+        Ok(Service(Arc::new(Snapshotters::open(state, files, machines).await?)))
     }
 
     pub(crate) fn overview(&self) -> Overview {

@@ -40,6 +40,7 @@ mod mounted_layers;
 mod mounts;
 mod overview;
 mod requests;
+mod snapshotters;
 mod storage;
 mod store;
 mod usage;
@@ -178,7 +179,8 @@ pub struct Server(grpc::Service);
 
 impl Server {
     /// Opens or creates the snapshots in `root`, and cleans up after an earlier process. Images for
-    /// the snapshotter `lazuli-vm` are mounted by `machines`, as a directory with the files `bootstrap`, `blob-1` and so on.
+    /// the snapshotter `lazuli-vm` are mounted by `machines`, each as a directory with the files
+    /// `bootstrap`, `blob-1` and so on.
     pub async fn open(
         root: &Path,
         images: Arc<dyn Images>,

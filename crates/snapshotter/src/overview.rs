@@ -8,8 +8,8 @@ use std::{
 
 use crate::{
     SnapshotError,
-    grpc::Snapshotters,
     mapping::Mapping,
+    snapshotters::Snapshotters,
     storage::Storage,
     store::{FORMER, Kind, Snapshot},
 };

@@ -1,5 +1,6 @@
-//! Snapshots for runtimes of virtual machines. In place of one, runc runs here, for which containerd
-//! mounts the disks itself: its mount manager knows these mounts from its own EROFS snapshotter.
+//! Snapshots for runtimes of virtual machines. In place of one, runc runs here, for which
+//! containerd mounts the disks itself: its mount manager knows such mounts from its own EROFS
+//! snapshotter.
 
 use std::{fs, os::unix::net::UnixStream};
 

@@ -1,6 +1,14 @@
 //! Readahead: what to fetch when readers continue where their last miss ended.
+//!
+//! A run begins with misses. Once it is long, its reader finds everything ready: when it gets to
+//! what was read ahead last, the next window is requested, so that the link is never idle.
+//!
+//! ```text
+//! read ────────┤ reader ├──── read ahead last ────┤ next window
+//!                        mark                     end
+//! ```
 
-use std::{collections::VecDeque, sync::Mutex};
+use std::{collections::VecDeque, ops::Range, sync::Mutex};
 
 use lazuli_image::{
     Chunk,
@@ -16,6 +24,13 @@ const RUNS: usize = 8;
 /// to where they have been.
 const SURE: u32 = 3;
 
+/// Stored bytes after which a run is long: that of a big file. Programs read less of a big library
+/// in one go.
+const LONG: u64 = 4 << 20;
+
+/// Stored bytes that a run may find fetched by others, between two misses.
+const FETCHED_BY_OTHERS: u64 = 32 << 20;
+
 /// Stored bytes that one connection is asked for ahead: one answer in a few round trips, and few
 /// requests.
 pub(super) const PART: u64 = 1 << 20;
@@ -29,6 +44,8 @@ pub(super) struct Runs(Mutex<VecDeque<Run>>);
 struct Run {
     /// The chunk behind the last requested one.
     end: usize,
+    /// The first chunk that was read ahead last.
+    mark: usize,
     /// The number of misses.
     misses: u32,
     /// Stored bytes that were asked for.
@@ -37,36 +54,26 @@ struct Run {
 
 impl Runs {
     /// Records a miss whose missing chunks begin at `first`, and whose requests have `bytes` stored
-    /// bytes up to the chunk `end`. Returns the end of the chunks to read ahead: missing chunks
-    /// behind `end` with as many bytes as the run has so far, so that a run doubles with each miss,
-    /// up to one request.
+    /// bytes up to the chunk `end`. Returns the end of the chunks to read ahead: those behind `end`
+    /// with as many bytes as the run has so far, so that a run doubles with each miss, up to
+    /// `window` bytes. Some may be ready.
     pub(super) fn follow(
         &self,
         chunks: &[Chunk],
         first: usize,
         end: usize,
         bytes: u64,
+        window: u64,
         is_missing: impl Fn(usize) -> bool,
     ) -> usize {
         let mut runs = lock(&self.0);
-        let goes_on = |run: &Run| {
-            run.end <= first && Planner::NODE.bridges(&chunks[run.end - 1], &chunks[first])
-        };
+        let goes_on = |run: &Run| run.is_followed_by(chunks, first, &is_missing);
         let known = runs.iter().rposition(goes_on).and_then(|at| runs.remove(at));
-        let mut run = known.unwrap_or(Run { end, misses: 0, bytes: 0 });
-        (run.end, run.misses, run.bytes) = (end, run.misses.saturating_add(1), run.bytes + bytes);
-        let allowed = if run.misses < SURE { 0 } else { run.bytes.min(Planner::NODE.max_request) };
-        let mut ahead = 0;
-        while run.end < chunks.len() && is_missing(run.end) {
-            let (last, next) = (&chunks[run.end - 1], &chunks[run.end]);
-            let cost = gap(last, next) + next.stored_share();
-            if !Planner::NODE.bridges(last, next) || ahead + cost > allowed {
-                break;
-            }
-            ahead += cost;
-            run.end += 1;
-        }
-        run.bytes += ahead;
+        let mut run = known.unwrap_or(Run { end, mark: end, misses: 0, bytes: 0 });
+        (run.end, run.mark) = (end, end);
+        (run.misses, run.bytes) = (run.misses.saturating_add(1), run.bytes + bytes);
+        let allowed = if run.misses < SURE { 0 } else { run.bytes.min(window) };
+        run.extend(chunks, allowed);
         let end = run.end;
         // A run that ends here is the same one, requested again.
         runs.retain(|other| other.end != end);
@@ -76,6 +83,63 @@ impl Runs {
         }
         end
     }
+
+    /// Returns the chunks to read ahead when a reader asks for `wanted`, which is ready or on its
+    /// way: none, or `window` bytes if it has reached what a long run has read ahead last. Some may
+    /// be ready.
+    pub(super) fn reached(
+        &self,
+        chunks: &[Chunk],
+        wanted: &Range<usize>,
+        window: impl FnOnce() -> u64,
+    ) -> Range<usize> {
+        let mut runs = lock(&self.0);
+        let is_reached =
+            |run: &&mut Run| run.bytes >= LONG && run.mark < wanted.end && wanted.start < run.end;
+        let Some(run) = runs.iter_mut().find(is_reached) else { return 0..0 };
+        let allowed = run.bytes.min(window());
+        run.mark = run.end;
+        run.extend(chunks, allowed);
+        run.mark..run.end
+    }
+}
+
+impl Run {
+    /// Moves its end by at most `allowed` stored bytes.
+    fn extend(&mut self, chunks: &[Chunk], allowed: u64) {
+        let mut ahead = 0;
+        while self.end < chunks.len() {
+            let (last, next) = (&chunks[self.end - 1], &chunks[self.end]);
+            let cost = gap(last, next) + next.stored_share();
+            if !Planner::NODE.bridges(last, next) || ahead + cost > allowed {
+                break;
+            }
+            ahead += cost;
+            self.end += 1;
+        }
+        self.bytes += ahead;
+    }
+
+    /// Returns whether a miss at `first` is the next of this run: nothing was skipped but chunks
+    /// that others have fetched, or the small gap of a request.
+    fn is_followed_by(
+        &self,
+        chunks: &[Chunk],
+        first: usize,
+        is_missing: impl Fn(usize) -> bool,
+    ) -> bool {
+        if self.end > first {
+            return false;
+        }
+        let (last, next) = (&chunks[self.end - 1], &chunks[first]);
+        if Planner::NODE.bridges(last, next) {
+            return true;
+        }
+        let bridges = |at: usize| Planner::NODE.bridges(&chunks[at - 1], &chunks[at]);
+        next.stored.0 - last.stored.0 <= FETCHED_BY_OTHERS
+            && (self.end..=first).all(bridges)
+            && !(self.end..first).any(is_missing)
+    }
 }
 
 #[cfg(test)]
@@ -83,6 +147,8 @@ mod tests {
     use lazuli_image::{Algorithm, Decoded, Stored};
 
     use super::*;
+
+    const WINDOW: u64 = 4 << 20;
 
     /// Chunks of 100 KiB, one after the other, the last one after a gap that is not fetched along.
     fn chunks(count: u64) -> Vec<Chunk> {
@@ -120,25 +186,67 @@ mod tests {
             let runs = Runs::default();
             let follow = |&(first, count): &(usize, usize)| {
                 let bytes = count as u64 * (100 << 10);
-                runs.follow(&chunks, first, first + count, bytes, |_| true)
+                runs.follow(&chunks, first, first + count, bytes, WINDOW, |_| true)
             };
             assert_eq!(misses.iter().map(follow).last(), Some(expected), "{what}");
         }
     }
 
     #[test]
-    fn readahead_stops_at_ready_or_distant_chunks() {
+    fn readahead_stops_at_distant_chunks_and_the_same_miss() {
         let chunks = chunks(40);
         let runs = Runs::default();
-        let follow =
-            |first, end, there: usize| runs.follow(&chunks, first, end, 1 << 20, |at| at != there);
-        assert_eq!([follow(0, 1, 99), follow(1, 2, 99), follow(2, 3, 5)], [1, 2, 5]);
-        // The last miss is too far away.
-        assert_eq!(follow(5, 6, 99), 39);
+        let follow = |first| runs.follow(&chunks, first, first + 1, 1 << 20, WINDOW, |_| true);
+        // The last chunk is too far away.
+        assert_eq!([0, 1, 2, 33].map(follow), [1, 2, 33, 39]);
         // The same again, and others in between, more than are remembered.
         for _ in 0..3 {
-            assert_eq!(follow(0, 1, 99), 1);
+            assert_eq!(follow(0), 1);
         }
-        (0..RUNS).for_each(|at| assert_eq!(follow(3 * at, 3 * at + 1, 99), 3 * at + 1));
+        (0..RUNS).for_each(|at| assert_eq!(follow(3 * at), 3 * at + 1));
+    }
+
+    #[test]
+    fn a_run_goes_on_behind_what_others_have_fetched() {
+        let chunks = chunks(40);
+        for (others, expected) in [(6..9, 17), (6..8, 10)] {
+            let runs = Runs::default();
+            let is_missing = |at: usize| !others.contains(&at);
+            let follow =
+                |first| runs.follow(&chunks, first, first + 1, 100 << 10, WINDOW, is_missing);
+            assert_eq!([0, 1, 2, 9].map(follow), [1, 2, 6, expected], "{others:?}");
+        }
+    }
+
+    #[test]
+    fn a_long_run_goes_on_when_its_reader_gets_to_what_was_read_ahead() {
+        let chunks = chunks(1000);
+        let runs = Runs::default();
+        let follow = |first| runs.follow(&chunks, first, first + 20, 2 << 20, WINDOW, |_| true);
+        assert_eq!([0, 20, 40].map(follow), [20, 40, 60 + 40]);
+        let reached = |wanted: Range<usize>| runs.reached(&chunks, &wanted, || 2 * WINDOW);
+        assert!(reached(50..60).is_empty(), "was missed");
+        assert_eq!(reached(50..61), 100..181);
+        assert!(reached(61..100).is_empty(), "again");
+        assert!(reached(300..301).is_empty(), "far behind it");
+        assert_eq!(reached(140..141), 181..262);
+        // To the end, and to what is too far away.
+        let mut at = 262;
+        while at < 999 {
+            let next = reached(at - 1..at);
+            assert_eq!(next.start, at);
+            at = next.end;
+        }
+        assert!(reached(998..999).is_empty());
+    }
+
+    #[test]
+    fn short_runs_wait_for_their_misses() {
+        let chunks = chunks(100);
+        let runs = Runs::default();
+        for first in 0..3 {
+            runs.follow(&chunks, first, first + 1, 100 << 10, WINDOW, |_| true);
+        }
+        assert!(runs.reached(&chunks, &(3..6), || WINDOW).is_empty());
     }
 }

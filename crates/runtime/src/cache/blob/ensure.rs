@@ -24,6 +24,11 @@ use super::{
 };
 use crate::{error::ReadError, sharing::workers::Priority};
 
+/// Stored bytes that are read ahead at least and at most: one request, and half of the memory for
+/// answers.
+const LEAST_WINDOW: u64 = Planner::NODE.max_request;
+const LARGEST_WINDOW: u64 = 32 << 20;
+
 /// The work to do for a reader.
 #[derive(Default)]
 struct Work {
@@ -87,7 +92,7 @@ impl CachedBlob {
 
     /// Returns whether [`CachedBlob::ensure`] would return at once. If so, the range stays ready
     /// for at least [`Settings::grace`](super::super::Settings::grace).
-    pub fn is_ready(&self, range: &Range<Decoded>) -> bool {
+    pub fn is_ready(self: &Arc<Self>, range: &Range<Decoded>) -> bool {
         let chunks = self.layout.chunks_in(range);
         self.note_request(chunks.clone());
         range.end.0 <= self.layout.file_size() && self.residency.all_ready(chunks)
@@ -95,10 +100,22 @@ impl CachedBlob {
 
     /// Records a driver's request. Call it before testing readiness, see
     /// [`Asked::note`](super::residency::Asked::note).
-    fn note_request(&self, chunks: Range<usize>) {
+    fn note_request(self: &Arc<Self>, chunks: Range<usize>) {
         self.residency.asked().note(chunks.clone());
         self.listeners.tell(&chunks);
+        let ahead = self.runs.reached(self.layout.chunks(), &chunks, || self.window());
+        if !ahead.is_empty() {
+            self.prefetch(&ahead.collect::<Vec<_>>(), readahead::PART, BytesFrom::Request);
+        }
         self.foresight.note_request(chunks, |at| self.stored_bytes(at));
+    }
+
+    /// Stored bytes to read ahead of a run: twice what the link carries in a round trip, because a
+    /// reader takes a window while the next one arrives.
+    fn window(&self) -> u64 {
+        let sources = self.sources();
+        let round_trip = sources.iter().find_map(|source| source.round_trip()).unwrap_or_default();
+        self.workers.link_speed().bytes_in(2 * round_trip).clamp(LEAST_WINDOW, LARGEST_WINDOW)
     }
 
     /// Waits until nothing of `wanted` is in flight any more; fetches may have been abandoned.
@@ -136,6 +153,7 @@ impl CachedBlob {
             true => Priority::Reader,
             false => Priority::Background,
         };
+        let window = self.window();
         let mut residency = self.residency.lock();
         let suspects: Vec<_> = wanted.clone().filter(|at| residency.needs_check(*at)).collect();
         let mut missing = Vec::new();
@@ -146,7 +164,7 @@ impl CachedBlob {
             missing.extend(wide.clone().filter(|at| is_missing(*at)));
             if amplify > 0 {
                 let bytes = missing.iter().map(|at| chunks[*at].stored_share()).sum();
-                let end = self.runs.follow(chunks, first, wide.end, bytes, is_missing);
+                let end = self.runs.follow(chunks, first, wide.end, bytes, window, is_missing);
                 work.ahead.extend(wide.end..end);
             }
         }

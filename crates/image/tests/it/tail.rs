@@ -19,14 +19,16 @@ fn tails_agree_with_their_records() {
 }
 
 #[test]
-fn big_tables_are_compressed_with_every_codec() {
-    for codec in [Codec::None, Codec::Lz4, Codec::Zstd] {
+fn big_tables_are_compressed_with_codecs_that_converters_know() {
+    for (codec, of_table) in
+        [(Codec::None, Codec::None), (Codec::Lz4, Codec::Zstd), (Codec::Zstd, Codec::Zstd)]
+    {
         let mut builder = BlobBuilder::new(codec, small_chunks());
         for _ in 0..200 {
             builder.file(0, b"x");
         }
         let blob = builder.finish();
-        assert_eq!(blob.record.tail.ci_codec, codec);
+        assert_eq!(blob.record.tail.ci_codec, of_table);
         check_blob(tail_of(&blob), &blob.record).unwrap();
     }
 }

@@ -85,7 +85,9 @@ fn tail(
     let data_size = last.stored_end().0;
     let decoded_size = round_up_to_block(last.decoded_end().0).ok_or_else(|| error("too big"))?;
     let ci = ci_table(chunks)?;
-    let (stored_ci, ci_codec) = compressed_ci(&ci, codec)?;
+    // Upstream's converter decodes tables compressed with zstd only, and leaves out others.
+    let ci_codec = if codec == Codec::Lz4 { Codec::Zstd } else { codec };
+    let (stored_ci, ci_codec) = compressed_ci(&ci, ci_codec)?;
 
     let mut hash = chunk_data;
     let mut out = Section { bytes: Vec::new(), start: data_size };

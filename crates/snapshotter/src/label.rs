@@ -1,6 +1,6 @@
 //! Labels of Prepare requests, in which containerd describes a layer.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use crate::{Image, Login, SnapshotError};
 
@@ -8,8 +8,11 @@ use crate::{Image, Login, SnapshotError};
 pub(crate) type Labels = BTreeMap<String, String>;
 
 /// The name under which containerd will look for the unpacked layer: its chain id, as the image's
-/// configuration claims.
+/// configuration claims, see [`chain_id`].
 pub(crate) const TARGET: &str = "containerd.io/snapshot.ref";
+
+/// What BuildKit writes before the chain id of a layer, with `-` for `:`.
+const BUILDKIT: &str = "buildkit-layer-snapshot-v1-";
 
 const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
 const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
@@ -55,47 +58,67 @@ impl Layer {
     /// Parses the labels of a Prepare request for the snapshot `key`.
     ///
     /// containerd also labels the snapshots of pods with the pods' own annotations, which may look
-    /// like a layer's. Only a layer is prepared under a key that ends with its target:
-    /// `NAMESPACE/NUMBER/extract-UNIQUE TARGET`. No pod chooses the key of its snapshots.
+    /// like a layer's. Only a layer is prepared under a key that ends with its chain id:
+    /// `NAMESPACE/NUMBER/extract-UNIQUE CHAIN-ID`. No pod chooses the key of its snapshots.
     ///
     /// # Errors
     /// A layer of a lazy image that is not named, or not by a digest: whether the layer is what it
     /// claims to be could not be found out.
     pub(crate) fn of(key: &str, labels: &Labels) -> Result<Self, SnapshotError> {
         let Some(target) = labels.get(TARGET).cloned() else { return Ok(Layer::Ordinary) };
-        if key.rsplit_once(' ').is_none_or(|(_, of)| of != target) {
+        if key.rsplit_once(' ').is_none_or(|(_, of)| of != chain_id(&target)) {
             return Ok(Layer::Ordinary);
         }
+        let manifest = manifest_digest(&target, labels);
         let has = |label| labels.get(label).is_some_and(|value| value == "true");
         let lazy: fn(String, Image) -> Layer = match () {
             () if has(DATA) => |target, image| Layer::Data { target, image },
             () if has(BOOTSTRAP) => |target, image| Layer::Bootstrap { target, image },
             () => {
-                let (reference, manifest) = (labels.get(IMAGE), labels.get(MANIFEST));
-                let (Some(reference), Some(_)) = (reference, manifest) else {
+                let (Some(reference), Some(_)) = (labels.get(IMAGE), &manifest) else {
                     return Ok(Layer::Ordinary);
                 };
                 let image = Image {
                     reference: reference.clone(),
-                    manifest_digest: manifest.cloned(),
+                    manifest_digest: manifest,
                     layers: None,
                     login: login(labels),
                 };
                 return Ok(Layer::Plain { target, image });
             }
         };
-        let label = |label: &str| {
-            labels.get(label).cloned().ok_or_else(|| {
+        let expect = |label: &str, value: Option<String>| {
+            value.ok_or_else(|| {
                 SnapshotError::Invalid(format!(
                     "layer {target} is of a lazy image, and there is no label {label} that says of which: expected \
-                     disable_snapshot_annotations = false in containerd's configuration"
+                     disable_snapshot_annotations = false in containerd's configuration, for other clients than \
+                     Kubernetes see docs/clients.md"
                 ))
             })
         };
-        let (reference, manifest_digest) = (label(IMAGE)?, Some(label(MANIFEST)?));
+        let reference = expect(IMAGE, labels.get(IMAGE).cloned())?;
+        let manifest_digest = Some(expect(MANIFEST, manifest)?);
         let (layers, login) = (None, login(labels));
         Ok(lazy(target.clone(), Image { reference, manifest_digest, layers, login }))
     }
+}
+
+/// The chain id in the name of a layer's snapshot, which is the name itself but for BuildKit.
+pub(crate) fn chain_id(name: &str) -> Cow<'_, str> {
+    match name.strip_prefix(BUILDKIT) {
+        Some(rest) => rest.replacen('-', ":", 1).into(),
+        None => name.into(),
+    }
+}
+
+/// The digest of the manifest that a layer is in. BuildKit gives it in the reference alone; other
+/// clients may have that of an index there.
+fn manifest_digest(target: &str, labels: &Labels) -> Option<String> {
+    let in_reference = || {
+        let reference = labels.get(IMAGE).filter(|_| target.starts_with(BUILDKIT))?;
+        Some(reference.rsplit_once('@')?.1.to_owned())
+    };
+    labels.get(MANIFEST).cloned().or_else(in_reference)
 }
 
 /// The image that a layer's labels name, for messages.
@@ -118,6 +141,30 @@ pub(crate) fn kept(mut labels: Labels) -> Labels {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn buildkits_layers_are_told_by_name_and_reference() {
+        let of = |key: &str, reference: &str, target: &str| {
+            let pairs = [(TARGET, target), (DATA, "true"), (IMAGE, reference)];
+            let labels = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            Layer::of(key, &labels.into())
+        };
+        let (key, target) = ("b/1/tmp-x sha256:1", "buildkit-layer-snapshot-v1-sha256-1");
+        let image = Image {
+            reference: "r/a:1@sha256:2".to_owned(),
+            manifest_digest: Some("sha256:2".to_owned()),
+            layers: None,
+            login: None,
+        };
+        let expected = Layer::Data { target: target.to_owned(), image };
+        assert_eq!(of(key, "r/a:1@sha256:2", target).unwrap(), expected);
+        assert_eq!(of("b/1/tmp-x sha256:2", "r/a@sha256:2", target).unwrap(), Layer::Ordinary);
+        // A tag alone may have moved, and a digest may be that of an index elsewhere.
+        of(key, "r/a:1", target).unwrap_err();
+        of(key, "r/a@sha256:2", "sha256:1").unwrap_err();
+        assert_eq!(chain_id(target), "sha256:1");
+        assert_eq!(chain_id("sha256:1"), "sha256:1");
+    }
 
     #[test]
     fn layers_are_told_by_their_labels() {

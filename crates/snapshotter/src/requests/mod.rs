@@ -105,7 +105,7 @@ impl Snapshotter {
     async fn note_data(&self, wanted: Wanted, target: &str, image: &Image) -> Result<()> {
         let mut guard = self.locks.take(&lock_key(target, image)).await;
         let layers = guard.attempt(image, self.images.data_layers(image)).await?;
-        if !layers.iter().any(|layer| layer == target) {
+        if !layers.contains(&label::chain_id(target).into_owned()) {
             // Its metadata may have been fetched ahead.
             self.forget_unless_used(image).await;
             return Err(not_its_layer(image, target, &layers));
@@ -133,7 +133,8 @@ impl Snapshotter {
     ) -> Option<CoveredLayers> {
         let mut guard = self.locks.take(&lock_key(target, &image)).await;
         let namespace = wanted.key.split('/').next().unwrap_or_default();
-        let shown = guard.attempt(&image, self.images.ordinary_layer(&image, target, namespace));
+        let layer = label::chain_id(target);
+        let shown = guard.attempt(&image, self.images.ordinary_layer(&image, &layer, namespace));
         let failed = |error: &SnapshotError| {
             tracing::warn!(image = image.reference, %error, "containerd unpacks a layer");
         };
@@ -256,11 +257,15 @@ impl Snapshotter {
         guard.attempt(image, self.images.mount(image, &at)).await
     }
 
-    /// Checks that the bootstrap of `image` unpacks to the chain id `layer`. Images that pass show
-    /// the same files up to this layer, however their manifests differ.
+    /// Checks that the bootstrap of `image` unpacks to the chain id in the name `layer`. Images that
+    /// pass show the same files up to this layer, however their manifests differ.
     async fn prove(&self, guard: &mut KeyedGuard, image: &Image, layer: &str) -> Result<()> {
         let own = guard.attempt(image, self.images.bootstrap_layer(image)).await?;
-        if own == layer { Ok(()) } else { Err(not_its_layer(image, layer, &[own])) }
+        if own == label::chain_id(layer) {
+            Ok(())
+        } else {
+            Err(not_its_layer(image, layer, &[own]))
+        }
     }
 
     /// The mounts that show a snapshot.

@@ -12,8 +12,8 @@ EARLIER := 6f5581c
 
 .DEFAULT_GOAL := help
 .PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test metrics-test \
-	e2e-kubernetes test-kernels test-vm soak check deny compat multimake bench \
-	$(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire
+	test-clients e2e-kubernetes test-kernels test-vm soak check deny compat multimake bench \
+	$(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire treelist
 .SILENT: help
 
 help: ## this list
@@ -58,6 +58,11 @@ metrics-test: ## alerts, dashboard and metrics in a real Prometheus (a minute)
 	scripts/install-deps metrics-test
 	$(MAKE) --no-print-directory binary
 	$(ROOT) tests/metrics/run target/release/lazuli
+
+test-clients: ## docs/clients.md, with real clients (5 minutes, the first time 20); CLIENTS=nerdctl
+	scripts/install-deps test-clients
+	$(MAKE) --no-print-directory binary wire treelist
+	$(ROOT) tests/clients/run target/release/lazuli $(CLIENTS)
 
 e2e-kubernetes: ## a cluster of one node, with MINUTES=2 of pods (20 minutes, the first time 30)
 	scripts/install-deps e2e-kubernetes
@@ -130,7 +135,7 @@ clean: ## remove what was built, also the corpus images
 binary:
 	cargo build --release --locked -p lazuli
 
-cri wire:
+cri wire treelist:
 	cargo build --release --locked -p lazuli-testkit --bin $@
 
 $(CURDIR)/target/nydus/bin/nydusd:

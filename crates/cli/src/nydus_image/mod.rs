@@ -1,5 +1,5 @@
 //! The command under the name `nydus-image`, which upstream's tools (nydus-snapshotter's converter,
-//! and so nydusify, acceld, BuildKit and nerdctl) call to make images. It has exactly the verbs and
+//! and so nydusify and nerdctl) call to make images. It has exactly the verbs and
 //! options that they pass; the command line refuses all others.
 //!
 //! ```text

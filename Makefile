@@ -59,7 +59,7 @@ metrics-test: ## alerts, dashboard and metrics in a real Prometheus (a minute)
 	$(MAKE) --no-print-directory binary
 	$(ROOT) tests/metrics/run target/release/lazuli
 
-test-clients: ## docs/clients.md, with real clients (5 minutes, the first time 20); CLIENTS=nerdctl
+test-clients: ## docs/clients.md, with real clients (8 minutes, the first time 20); CLIENTS=nerdctl
 	scripts/install-deps test-clients
 	$(MAKE) --no-print-directory binary wire treelist
 	$(ROOT) tests/clients/run target/release/lazuli $(CLIENTS)

@@ -10,7 +10,7 @@ import os
 import subprocess
 import time
 
-from lab import REPOSITORY, background, drop_caches, median, run
+from lab import REPOSITORY, background, corpus, drop_caches, median, run
 from lab.coldstart import image_size
 from lab.link import link
 from nerdctl import Nerdctl
@@ -42,6 +42,8 @@ root = "{work}/buildkit-{snapshotter}"
 
 
 def prepare(_work):
+    """Make what needs a network."""
+    corpus(IMAGE, BIG)
     for name in ("containerd", "nerdctl", "buildkit"):
         built = subprocess.check_output([REPOSITORY / "scripts" / name], text=True)
         os.environ[f"LAZULI_{name.upper()}"] = built.strip()

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 
-from lab import background, run
+from lab import background, corpus, run
 from lab.coldstart import image_size
 from scene import FORMS, TIMEOUT, expect, mb, same_trees, saw, scene
 
@@ -35,6 +35,8 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri",
 
 
 def prepare(work):
+    """Make what needs a network."""
+    corpus(IMAGE)
     system = work / "system"
     run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "trixie", system)
 

@@ -10,7 +10,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from lab import REPOSITORY, run, wait_until
+from lab import REPOSITORY, corpus, run, wait_until
 from lab.coldstart import image_size
 from lab.lazuli import Lazuli
 from scene import FORMS, TIMEOUT, expect, expect_failure, mb, same_trees, saw, scene
@@ -22,6 +22,8 @@ UNREAD = "/usr/bin/perl"
 
 
 def prepare(_work):
+    """Make what needs a network."""
+    corpus(IMAGE)
     for name in ("containerd", "nerdctl"):
         built = subprocess.check_output([REPOSITORY / "scripts" / name], text=True)
         os.environ[f"LAZULI_{name.upper()}"] = built.strip()
@@ -154,7 +156,7 @@ def other_name(node):
     with node.registry.counted() as traffic:
         nerdctl("pull", "--quiet", images["indexed"])
         nerdctl.run(images["indexed"], *PROGRAM)
-    saw("nerdctl --snapshotter lazuli", "indexed", f"{mb(traffic.bytes)} MB fetched, it is ordinary")
+    saw("nerdctl --snapshotter lazuli", "indexed", f"{mb(traffic.bytes)} MB fetched, as ordinary")
     expect(node.status()["mounts"] == [], "Lazuli has no image mounted")
     expect_failure(lambda: nerdctl("pull", "--quiet", images["lazy"]), "cri.image-ref")
     saw("nerdctl --snapshotter lazuli", "lazy", "refused, the message says why")

@@ -257,8 +257,8 @@ impl Snapshotter {
         guard.attempt(image, self.images.mount(image, &at)).await
     }
 
-    /// Checks that the bootstrap of `image` unpacks to the chain id in the name `layer`. Images that
-    /// pass show the same files up to this layer, however their manifests differ.
+    /// Checks that the bootstrap of `image` unpacks to the chain id in the name `layer`. Images
+    /// that pass show the same files up to this layer, however their manifests differ.
     async fn prove(&self, guard: &mut KeyedGuard, image: &Image, layer: &str) -> Result<()> {
         let own = guard.attempt(image, self.images.bootstrap_layer(image)).await?;
         if own == label::chain_id(layer) {

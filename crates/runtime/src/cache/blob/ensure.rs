@@ -29,6 +29,9 @@ use crate::{error::ReadError, sharing::workers::Priority};
 const LEAST_WINDOW: u64 = Planner::NODE.max_request;
 const LARGEST_WINDOW: u64 = 32 << 20;
 
+/// See [`CachedBlob::window`].
+const ROUND_TRIPS: u32 = 6;
+
 /// The work to do for a reader.
 #[derive(Default)]
 struct Work {
@@ -110,12 +113,16 @@ impl CachedBlob {
         self.foresight.note_request(chunks, |at| self.stored_bytes(at));
     }
 
-    /// Stored bytes to read ahead of a run: twice what the link carries in a round trip, because a
-    /// reader takes a window while the next one arrives.
+    /// Stored bytes to read ahead of a run: several times what the link carries in a round trip.
+    /// The parts of a window share the link and end at about the same time, and its reader takes
+    /// all of it at once.
     fn window(&self) -> u64 {
         let sources = self.sources();
         let round_trip = sources.iter().find_map(|source| source.round_trip()).unwrap_or_default();
-        self.workers.link_speed().bytes_in(2 * round_trip).clamp(LEAST_WINDOW, LARGEST_WINDOW)
+        self.workers
+            .link_speed()
+            .bytes_in(ROUND_TRIPS * round_trip)
+            .clamp(LEAST_WINDOW, LARGEST_WINDOW)
     }
 
     /// Waits until nothing of `wanted` is in flight any more; fetches may have been abandoned.

@@ -24,9 +24,12 @@ const RUNS: usize = 8;
 /// to where they have been.
 const SURE: u32 = 3;
 
-/// Stored bytes after which a run is long: that of a big file. Programs read less of a big library
-/// in one go.
-const LONG: u64 = 4 << 20;
+/// Stored bytes after which a run is long: that of a big file. Programs that start read less of a
+/// library, or of the files that lie side by side, in one go.
+const LONG: u64 = 16 << 20;
+
+/// Stored bytes that are read ahead of a run that is not long.
+const SHORT_WINDOW: u64 = Planner::NODE.max_request;
 
 /// Stored bytes that a run may find fetched by others, between two misses.
 const FETCHED_BY_OTHERS: u64 = 32 << 20;
@@ -46,17 +49,18 @@ struct Run {
     end: usize,
     /// The first chunk that was read ahead last.
     mark: usize,
-    /// The number of misses.
+    /// The number of misses since it last went on behind what others had fetched.
     misses: u32,
-    /// Stored bytes that were asked for.
+    /// Stored bytes that were asked for since then, and in all.
     bytes: u64,
+    total: u64,
 }
 
 impl Runs {
     /// Records a miss whose missing chunks begin at `first`, and whose requests have `bytes` stored
     /// bytes up to the chunk `end`. Returns the end of the chunks to read ahead: those behind `end`
     /// with as many bytes as the run has so far, so that a run doubles with each miss, up to
-    /// `window` bytes. Some may be ready.
+    /// `window` bytes if it is long. Some may be ready.
     pub(super) fn follow(
         &self,
         chunks: &[Chunk],
@@ -69,11 +73,18 @@ impl Runs {
         let mut runs = lock(&self.0);
         let goes_on = |run: &Run| run.is_followed_by(chunks, first, &is_missing);
         let known = runs.iter().rposition(goes_on).and_then(|at| runs.remove(at));
-        let mut run = known.unwrap_or(Run { end, mark: end, misses: 0, bytes: 0 });
+        let mut run = known.unwrap_or(Run { end, mark: end, misses: 0, bytes: 0, total: 0 });
+        if !Planner::NODE.bridges(&chunks[run.end - 1], &chunks[first]) {
+            (run.misses, run.bytes) = (0, 0);
+        }
         (run.end, run.mark) = (end, end);
-        (run.misses, run.bytes) = (run.misses.saturating_add(1), run.bytes + bytes);
-        let allowed = if run.misses < SURE { 0 } else { run.bytes.min(window) };
-        run.extend(chunks, allowed);
+        run.misses = run.misses.saturating_add(1);
+        (run.bytes, run.total) = (run.bytes + bytes, run.total + bytes);
+        if run.total >= LONG {
+            run.extend(chunks, run.total.min(window), |_| true);
+        } else if run.misses >= SURE {
+            run.extend(chunks, run.bytes.min(SHORT_WINDOW), is_missing);
+        }
         let end = run.end;
         // A run that ends here is the same one, requested again.
         runs.retain(|other| other.end != end);
@@ -95,20 +106,20 @@ impl Runs {
     ) -> Range<usize> {
         let mut runs = lock(&self.0);
         let is_reached =
-            |run: &&mut Run| run.bytes >= LONG && run.mark < wanted.end && wanted.start < run.end;
+            |run: &&mut Run| run.total >= LONG && run.mark < wanted.end && wanted.start < run.end;
         let Some(run) = runs.iter_mut().find(is_reached) else { return 0..0 };
-        let allowed = run.bytes.min(window());
+        let allowed = run.total.min(window());
         run.mark = run.end;
-        run.extend(chunks, allowed);
+        run.extend(chunks, allowed, |_| true);
         run.mark..run.end
     }
 }
 
 impl Run {
-    /// Moves its end by at most `allowed` stored bytes.
-    fn extend(&mut self, chunks: &[Chunk], allowed: u64) {
+    /// Moves its end by at most `allowed` stored bytes, over chunks that are `wanted`.
+    fn extend(&mut self, chunks: &[Chunk], allowed: u64, wanted: impl Fn(usize) -> bool) {
         let mut ahead = 0;
-        while self.end < chunks.len() {
+        while self.end < chunks.len() && wanted(self.end) {
             let (last, next) = (&chunks[self.end - 1], &chunks[self.end]);
             let cost = gap(last, next) + next.stored_share();
             if !Planner::NODE.bridges(last, next) || ahead + cost > allowed {
@@ -118,6 +129,7 @@ impl Run {
             self.end += 1;
         }
         self.bytes += ahead;
+        self.total += ahead;
     }
 
     /// Returns whether a miss at `first` is the next of this run: nothing was skipped but chunks
@@ -148,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    const WINDOW: u64 = 4 << 20;
+    const WINDOW: u64 = 8 << 20;
 
     /// Chunks of 100 KiB, one after the other, the last one after a gap that is not fetched along.
     fn chunks(count: u64) -> Vec<Chunk> {
@@ -193,28 +205,37 @@ mod tests {
     }
 
     #[test]
-    fn readahead_stops_at_distant_chunks_and_the_same_miss() {
+    fn readahead_stops_at_ready_or_distant_chunks() {
         let chunks = chunks(40);
         let runs = Runs::default();
-        let follow = |first| runs.follow(&chunks, first, first + 1, 1 << 20, WINDOW, |_| true);
-        // The last chunk is too far away.
-        assert_eq!([0, 1, 2, 33].map(follow), [1, 2, 33, 39]);
+        let follow = |first, end, there: usize| {
+            runs.follow(&chunks, first, end, 1 << 20, WINDOW, |at| at != there)
+        };
+        assert_eq!([follow(0, 1, 99), follow(1, 2, 99), follow(2, 3, 5)], [1, 2, 5]);
+        // The last miss is too far away.
+        assert_eq!(follow(5, 6, 99), 39);
         // The same again, and others in between, more than are remembered.
         for _ in 0..3 {
-            assert_eq!(follow(0), 1);
+            assert_eq!(follow(0, 1, 99), 1);
         }
-        (0..RUNS).for_each(|at| assert_eq!(follow(3 * at), 3 * at + 1));
+        (0..RUNS).for_each(|at| assert_eq!(follow(3 * at, 3 * at + 1, 99), 3 * at + 1));
     }
 
     #[test]
-    fn a_run_goes_on_behind_what_others_have_fetched() {
-        let chunks = chunks(40);
-        for (others, expected) in [(6..9, 17), (6..8, 10)] {
+    fn a_run_becomes_long_behind_what_others_fetch() {
+        let chunks = chunks(1000);
+        // Of each 60 chunks others fetch 40, or all but one of these.
+        for (others, expected) in [(40, 20 + 81), (39, 20)] {
             let runs = Runs::default();
-            let is_missing = |at: usize| !others.contains(&at);
-            let follow =
-                |first| runs.follow(&chunks, first, first + 1, 100 << 10, WINDOW, is_missing);
-            assert_eq!([0, 1, 2, 9].map(follow), [1, 2, 6, expected], "{others:?}");
+            let is_missing = |at: usize| at % 60 < 60 - others;
+            let miss = |number: usize| {
+                let first = 60 * number;
+                let end = runs.follow(&chunks, first, first + 20, 2 << 20, WINDOW, is_missing);
+                end - first
+            };
+            let ends: Vec<_> = (0..8).map(miss).collect();
+            assert_eq!(ends[..7], [20; 7], "{others}");
+            assert_eq!(ends[7], expected, "{others}");
         }
     }
 
@@ -222,16 +243,16 @@ mod tests {
     fn a_long_run_goes_on_when_its_reader_gets_to_what_was_read_ahead() {
         let chunks = chunks(1000);
         let runs = Runs::default();
-        let follow = |first| runs.follow(&chunks, first, first + 20, 2 << 20, WINDOW, |_| true);
-        assert_eq!([0, 20, 40].map(follow), [20, 40, 60 + 40]);
-        let reached = |wanted: Range<usize>| runs.reached(&chunks, &wanted, || 2 * WINDOW);
-        assert!(reached(50..60).is_empty(), "was missed");
-        assert_eq!(reached(50..61), 100..181);
-        assert!(reached(61..100).is_empty(), "again");
+        let miss = |first| runs.follow(&chunks, first, first + 20, 16 << 20, WINDOW, |_| true);
+        assert_eq!(miss(0), 20 + 81);
+        let reached = |wanted: Range<usize>| runs.reached(&chunks, &wanted, || WINDOW);
+        assert!(reached(10..20).is_empty(), "was missed");
+        assert_eq!(reached(10..21), 101..182);
+        assert!(reached(21..101).is_empty(), "again");
         assert!(reached(300..301).is_empty(), "far behind it");
-        assert_eq!(reached(140..141), 181..262);
-        // To the end, and to what is too far away.
-        let mut at = 262;
+        assert_eq!(reached(140..141), 182..263);
+        // To the end, and not to what is too far away.
+        let mut at = 263;
         while at < 999 {
             let next = reached(at - 1..at);
             assert_eq!(next.start, at);

@@ -108,7 +108,11 @@ impl CachedBlob {
         self.listeners.tell(&chunks);
         let ahead = self.runs.reached(self.layout.chunks(), &chunks, || self.window());
         if !ahead.is_empty() {
-            self.prefetch(&ahead.collect::<Vec<_>>(), readahead::PART, BytesFrom::Request);
+            // Not here: the thread that reads the kernel's events calls this.
+            let blob = self.clone();
+            self.workers.runtime().spawn(async move {
+                blob.prefetch(&ahead.collect::<Vec<_>>(), readahead::PART, BytesFrom::Request);
+            });
         }
         self.foresight.note_request(chunks, |at| self.stored_bytes(at));
     }

@@ -50,7 +50,7 @@ pub(crate) struct Prefetch {
     ahead: prefetch::Mode,
     /// Whether to publish traces beside their images.
     publish: bool,
-    /// Stored bytes per second at which the rest of an image arrives after its start; 0 for never.
+    /// Maximum of stored bytes per second at which the rest of images arrives; 0 for never.
     rest_bytes_per_second: Option<u64>,
     /// Stored bytes that the misses of one start may cause beyond their own chunks.
     escalate_bytes: Option<u64>,

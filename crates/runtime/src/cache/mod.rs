@@ -65,7 +65,7 @@ use self::{
 };
 use crate::{
     metrics::Metrics,
-    sharing::workers::Workers,
+    sharing::workers::{UrgentFetch, Workers},
     source::{BlobSource, link_speed::LinkSpeed},
     sync::lock,
 };
@@ -243,6 +243,16 @@ impl Cache {
     /// Returns whether any reader waits for data.
     pub(crate) fn is_awaited(&self) -> bool {
         self.workers.is_awaited()
+    }
+
+    /// Counts a fetch that a start, a pull or a client's order waits for.
+    pub(crate) fn urgent_fetch(&self) -> UrgentFetch<'_> {
+        self.workers.urgent_fetch()
+    }
+
+    /// Returns whether there is any such fetch.
+    pub(crate) fn has_urgent_fetches(&self) -> bool {
+        self.workers.has_urgent_fetches()
     }
 
     /// The speed at which bytes of blobs arrive.

@@ -94,6 +94,12 @@ pub(crate) enum Purpose<'a> {
 }
 
 impl Purpose<'_> {
+    fn cache(&self) -> &Cache {
+        match self {
+            Purpose::Hint(cache) | Purpose::Escalation(cache, _) | Purpose::Order(cache) => cache,
+        }
+    }
+
     /// Returns whether other readers wait that take precedence. Hints are fetched at the same time
     /// as the start's own requests.
     fn is_beside_readers(self) -> bool {
@@ -205,6 +211,7 @@ pub(crate) async fn fetch_by(
     purpose: Purpose<'_>,
 ) -> Result<(), ReadError> {
     let pace = gauge.pace;
+    let _urgent = purpose.cache().urgent_fetch();
     let mut order = order.into_iter().peekable();
     let mut under_way = FuturesUnordered::new();
     let mut bytes_under_way = 0;

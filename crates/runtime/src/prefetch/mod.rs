@@ -24,8 +24,10 @@ mod lessons;
 mod looked_up;
 mod orders;
 mod recorder;
+mod rest;
 mod settings;
 mod small_files;
+mod spare_slots;
 mod start_ranges;
 mod timed_slot;
 mod traces;
@@ -51,7 +53,7 @@ use self::{
     looked_up::LookedUp,
     orders::{baked, first_of, of_maker, of_ranges, of_trace},
     recorder::Recorder,
-    timed_slot::TimedSlot,
+    rest::Rest,
 };
 use crate::{
     cache::Cache,
@@ -69,8 +71,7 @@ pub(crate) struct Prefetcher {
     escalation: Escalation,
     early: early::UncheckedMemory,
     ahead: LookedUp,
-    /// Held while one piece of the rest of an image is fetched.
-    rest_slot: TimedSlot,
+    rest: Rest,
 }
 
 /// An image to prefetch.
@@ -115,7 +116,7 @@ impl Prefetcher {
     /// Opens the traces and lessons in the state directory `root`.
     pub(crate) fn new(settings: Settings, root: &Path, cache: Arc<Cache>) -> Arc<Self> {
         let (traces, lessons) = (Traces::of(root), Lessons::of(root));
-        let (pace, escalation, early, ahead, rest_slot) = Default::default();
+        let (pace, escalation, early, ahead, rest) = Default::default();
         Arc::new(Prefetcher {
             settings,
             traces,
@@ -125,7 +126,7 @@ impl Prefetcher {
             escalation,
             early,
             ahead,
-            rest_slot,
+            rest,
         })
     }
 
@@ -369,7 +370,7 @@ impl Prefetcher {
 
     async fn bring_the_rest(&self, blobs: &Blobs) {
         if self.settings.rest_bytes_per_second > 0 {
-            whole::in_background(self, blobs, self.settings.rest_bytes_per_second).await;
+            rest::bring(self, blobs, self.settings.rest_bytes_per_second).await;
         }
     }
 }

@@ -24,7 +24,8 @@ pub struct Settings {
     pub mode: Mode,
     /// Whether to publish traces beside their images for other nodes.
     pub publish: bool,
-    /// Stored bytes per second at which the rest of an image arrives after its start; 0 for never.
+    /// Maximum rate, in stored bytes per second, at which the rest of images arrives after their
+    /// starts: 0 for never, `u64::MAX` for what the link has left.
     pub rest_bytes_per_second: u64,
     /// Stored bytes that the misses of a start without a trace may cause beyond their own chunks.
     pub escalate_bytes: u64,
@@ -48,11 +49,10 @@ impl Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        // An eighth of 1 Gbit/s.
         Settings {
             mode: Mode::default(),
             publish: false,
-            rest_bytes_per_second: 16 << 20,
+            rest_bytes_per_second: u64::MAX,
             escalate_bytes: 256 << 20,
         }
     }

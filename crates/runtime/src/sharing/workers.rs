@@ -4,7 +4,10 @@
 use std::{
     collections::HashMap,
     panic,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -56,6 +59,8 @@ pub(crate) struct Workers {
     link_speed: LinkSpeed,
     /// Readers that wait for data, by the account that is charged.
     readers: Mutex<HashMap<Account, Readers>>,
+    /// Fetches that a start, a pull or a client's order waits for.
+    urgent: AtomicUsize,
 }
 
 /// Those of one image.
@@ -85,6 +90,16 @@ impl Drop for Reader<'_> {
     }
 }
 
+/// An urgent fetch, as long as this lives.
+#[derive(Debug)]
+pub(crate) struct UrgentFetch<'a>(&'a AtomicUsize);
+
+impl Drop for UrgentFetch<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Workers {
     /// # Panics
     /// Outside a tokio runtime.
@@ -99,7 +114,19 @@ impl Workers {
             memory: PrioritySemaphore::shared(MEMORY),
             link_speed: LinkSpeed::default(),
             readers: Mutex::default(),
+            urgent: AtomicUsize::new(0),
         }
+    }
+
+    /// Counts a fetch that a start, a pull or a client's order waits for.
+    pub(crate) fn urgent_fetch(&self) -> UrgentFetch<'_> {
+        self.urgent.fetch_add(1, Ordering::Relaxed);
+        UrgentFetch(&self.urgent)
+    }
+
+    /// Returns whether there is any such fetch.
+    pub(crate) fn has_urgent_fetches(&self) -> bool {
+        self.urgent.load(Ordering::Relaxed) > 0
     }
 
     /// Counts a reader that waits.

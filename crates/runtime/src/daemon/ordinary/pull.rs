@@ -121,6 +121,7 @@ impl Pull {
         spool: &mut Option<Spool>,
         parts: mpsc::SyncSender<io::Result<Bytes>>,
     ) -> Result<(), RegistryError> {
+        let _urgent = self.cache.urgent_fetch();
         let size = layer.size;
         let ranges = (held..size).step_by(PART as usize).map(|at| at..size.min(at + PART));
         let fetch = |range| part(self.repository.clone(), layer.digest, size, range);

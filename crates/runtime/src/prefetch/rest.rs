@@ -1,0 +1,184 @@
+//! The rest of images: what their starts did not need comes with what the link has left.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::{
+    Prefetcher,
+    fetch_in_order::{Blobs, ChunkAt},
+    spare_slots::SpareSlots,
+    whole::{expect, missing},
+};
+use crate::{
+    cache::{BytesFrom, Cache, CachedBlob},
+    error::ReadError,
+};
+
+/// How long a request waits for readers, and for what starts, pulls and clients wait for: a second
+/// on the whole node, at most.
+const COURTESY: Duration = Duration::from_secs(1);
+
+/// Interval between checks whether they still wait.
+const STEP: Duration = Duration::from_millis(10);
+
+/// Stored bytes of a request: small beside those of readers, large beside the cost of a request.
+const PIECE: u64 = 1 << 20;
+
+/// How long a request keeps others waiting: a second is what one takes at 10 Mbit/s.
+const PIECE_TIME: Duration = Duration::from_secs(1);
+
+/// Pause after which a full disk, or a registry that does not deliver, is tried again.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// What the rests of all images share.
+#[derive(Debug)]
+pub(super) struct Rest {
+    slots: SpareSlots,
+    /// When the next request may begin. Held by the one that is about to: each of them waits.
+    turn: Mutex<Instant>,
+}
+
+impl Default for Rest {
+    fn default() -> Self {
+        Rest { slots: SpareSlots::default(), turn: Mutex::new(Instant::now()) }
+    }
+}
+
+impl Rest {
+    /// Waits until it is the turn of a request that `begin` makes: nobody else is in a hurry, and
+    /// `rate` stored bytes per second are not exceeded.
+    async fn turn<T>(&self, cache: &Cache, rate: u64, begin: impl FnOnce() -> (u64, T)) -> T {
+        let mut next = self.turn.lock().await;
+        sleep_until(*next).await;
+        let since = Instant::now();
+        let is_urgent = || cache.is_awaited() || cache.has_urgent_fetches();
+        while is_urgent() && since.elapsed() < COURTESY {
+            sleep(STEP).await;
+        }
+        let (bytes, begun) = begin();
+        *next = Instant::now() + Duration::from_secs_f64(bytes as f64 / rate as f64);
+        begun
+    }
+}
+
+/// Why it does not continue now.
+struct Pause;
+
+/// Fetches everything that is missing, at no more than `rate` stored bytes per second for all
+/// images, while the disk has room.
+pub(super) async fn bring(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) {
+    while let Err(Pause) = try_to_bring(prefetcher, blobs, rate).await {
+        sleep(RETRY).await;
+    }
+}
+
+async fn try_to_bring(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Result<(), Pause> {
+    // Repeat as long as that makes progress: chunks that turned out to be missing from other blobs
+    // were skipped.
+    let mut before = usize::MAX;
+    if let Some(all) = blobs.upgrade() {
+        let missing = missing(&all);
+        let decoded =
+            missing.iter().map(|(at, chunk)| u64::from(all[*at].chunk(*chunk).decoded_size));
+        // A peer that is told fetches all of it, perhaps to the same disk.
+        if prefetcher.cache.has_room_for_the_rest(decoded.sum()) {
+            expect(&all);
+        }
+    }
+    loop {
+        let Some(all) = blobs.upgrade().map(|blobs| missing(&blobs)) else { return Ok(()) };
+        if all.is_empty() || all.len() >= before {
+            return Ok(());
+        }
+        before = all.len();
+        bring_chunks(prefetcher, blobs, &all, rate).await?;
+    }
+}
+
+/// Fetches some chunks, in as many requests at a time as there is room for.
+async fn bring_chunks(
+    prefetcher: &Prefetcher,
+    blobs: &Blobs,
+    mut rest: &[ChunkAt],
+    rate: u64,
+) -> Result<(), Pause> {
+    let slots = &prefetcher.rest.slots;
+    let mut under_way = FuturesUnordered::new();
+    while !rest.is_empty() {
+        while under_way.len() >= slots.width() {
+            under_way.next().await.unwrap_or(Ok(()))?;
+        }
+        let Some(alive) = blobs.upgrade() else { return Ok(()) };
+        let (piece, later) = rest.split_at(piece(rest, &alive));
+        rest = later;
+        under_way.push(bring_piece(prefetcher, blobs, piece, rate));
+    }
+    while let Some(done) = under_way.next().await {
+        done?;
+    }
+    Ok(())
+}
+
+/// Fetches chunks of a blob that follow each other.
+async fn bring_piece(
+    prefetcher: &Prefetcher,
+    blobs: &Blobs,
+    piece: &[ChunkAt],
+    rate: u64,
+) -> Result<(), Pause> {
+    let Prefetcher { cache, rest, .. } = prefetcher;
+    let begin = || {
+        // The image may have ended meanwhile.
+        let requests = blobs.upgrade().map(|alive| begin(cache, &alive, piece));
+        let requests = requests.unwrap_or(Ok(Vec::new()));
+        let bytes = requests.iter().flatten().map(|(bytes, _)| bytes).sum();
+        (bytes, (bytes, requests))
+    };
+    let request = async |(bytes, requests): (u64, Result<Requests, Pause>)| {
+        let mut came = Some(bytes).filter(|bytes| *bytes >= PIECE / 2);
+        let Ok(requests) = requests else { return (None, Err(Pause)) };
+        for (_, request) in requests {
+            match request.await {
+                Ok(Ok(())) => {}
+                // Told in the log; bytes that no source has right are left to their readers.
+                Ok(Err(ReadError::Corrupt { .. })) => came = None,
+                Ok(Err(_)) | Err(_) => return (None, Err(Pause)),
+            }
+        }
+        (came, Ok(()))
+    };
+    rest.slots.run(PIECE_TIME, rest.turn(cache, rate, begin), request).await
+}
+
+type Requests = Vec<(u64, tokio::task::JoinHandle<Result<(), ReadError>>)>;
+
+/// Sends the requests for a piece, if the disk has room.
+fn begin(cache: &Cache, blobs: &[Arc<CachedBlob>], piece: &[ChunkAt]) -> Result<Requests, Pause> {
+    let (blob, first) = (&blobs[piece[0].0], piece[0].1);
+    let chunks: Vec<_> = (first..first + piece.len()).collect();
+    let decoded = chunks.iter().map(|at| u64::from(blob.chunk(*at).decoded_size));
+    if !cache.has_room_for_the_rest(decoded.sum()) {
+        tracing::info!("the rest of an image is not fetched: the disk or the cache is nearly full");
+        return Err(Pause);
+    }
+    Ok(blob.prefetch(&chunks, u64::MAX, BytesFrom::BackgroundRequest))
+}
+
+/// How many of `rest`, which is not empty, are the next piece: chunks that follow each other in one
+/// blob, to the end of a unit, of which the begin would be fetched twice otherwise.
+fn piece(rest: &[ChunkAt], blobs: &[Arc<CachedBlob>]) -> usize {
+    let (blob, first) = rest[0];
+    let mut bytes = 0;
+    let fits = |(number, place): (usize, &ChunkAt)| {
+        let chunk = blobs[blob].chunk(place.1.min(first + number));
+        bytes += chunk.stored_share();
+        let goes_on = || chunk.shares_unit(blobs[blob].chunk((first + number).saturating_sub(1)));
+        *place == (blob, first + number) && (number == 0 || bytes <= PIECE || goes_on())
+    };
+    rest.iter().enumerate().map(fits).take_while(|fits| *fits).count()
+}

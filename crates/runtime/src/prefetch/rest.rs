@@ -1,6 +1,6 @@
 //! The rest of images: what their starts did not need comes with what the link has left.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::{
@@ -26,11 +26,15 @@ const COURTESY: Duration = Duration::from_secs(1);
 /// Interval between checks whether they still wait.
 const STEP: Duration = Duration::from_millis(10);
 
-/// Stored bytes of a request: small beside those of readers, large beside the cost of a request.
-const PIECE: u64 = 1 << 20;
+/// How long the link carries a request: a reader that comes meanwhile waits behind it.
+const PIECE_TIME: Duration = Duration::from_millis(4);
 
-/// How long a request keeps others waiting: a second is what one takes at 10 Mbit/s.
-const PIECE_TIME: Duration = Duration::from_secs(1);
+/// Stored bytes of a request: what the link carries in that time, but large beside the cost of a
+/// request, and no more than arrives soon from a server that is not the link's limit.
+const PIECE: RangeInclusive<u64> = 128 << 10..=512 << 10;
+
+/// How long a request keeps other images waiting: one may take a second at 4 Mbit/s.
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// Pause after which a full disk, or a registry that does not deliver, is tried again.
 const RETRY: Duration = Duration::from_secs(60);
@@ -114,7 +118,7 @@ async fn bring_chunks(
             under_way.next().await.unwrap_or(Ok(()))?;
         }
         let Some(alive) = blobs.upgrade() else { return Ok(()) };
-        let (piece, later) = rest.split_at(piece(rest, &alive));
+        let (piece, later) = rest.split_at(piece(rest, &alive, piece_size(&prefetcher.cache)));
         rest = later;
         under_way.push(bring_piece(prefetcher, blobs, piece, rate));
     }
@@ -140,7 +144,8 @@ async fn bring_piece(
         (bytes, (bytes, requests))
     };
     let request = async |(bytes, requests): (u64, Result<Requests, Pause>)| {
-        let mut came = Some(bytes).filter(|bytes| *bytes >= PIECE / 2);
+        // Small ones say more about the distance than about the link.
+        let mut came = Some(bytes).filter(|bytes| *bytes >= piece_size(cache) / 2);
         let Ok(requests) = requests else { return (None, Err(Pause)) };
         for (_, request) in requests {
             match request.await {
@@ -152,7 +157,7 @@ async fn bring_piece(
         }
         (came, Ok(()))
     };
-    rest.slots.run(PIECE_TIME, rest.turn(cache, rate, begin), request).await
+    rest.slots.run(LONGEST, rest.turn(cache, rate, begin), request).await
 }
 
 type Requests = Vec<(u64, tokio::task::JoinHandle<Result<(), ReadError>>)>;
@@ -169,16 +174,22 @@ fn begin(cache: &Cache, blobs: &[Arc<CachedBlob>], piece: &[ChunkAt]) -> Result<
     Ok(blob.prefetch(&chunks, u64::MAX, BytesFrom::BackgroundRequest))
 }
 
-/// How many of `rest`, which is not empty, are the next piece: chunks that follow each other in one
-/// blob, to the end of a unit, of which the begin would be fetched twice otherwise.
-fn piece(rest: &[ChunkAt], blobs: &[Arc<CachedBlob>]) -> usize {
+/// Stored bytes of a request at the present speed of the link.
+fn piece_size(cache: &Cache) -> u64 {
+    cache.link_speed().bytes_in(PIECE_TIME).clamp(*PIECE.start(), *PIECE.end())
+}
+
+/// How many of `rest`, which is not empty, are the next piece: chunks of one blob that follow each
+/// other and have `most` stored bytes, to the end of a unit, of which the begin would be fetched
+/// twice otherwise.
+fn piece(rest: &[ChunkAt], blobs: &[Arc<CachedBlob>], most: u64) -> usize {
     let (blob, first) = rest[0];
     let mut bytes = 0;
     let fits = |(number, place): (usize, &ChunkAt)| {
         let chunk = blobs[blob].chunk(place.1.min(first + number));
         bytes += chunk.stored_share();
         let goes_on = || chunk.shares_unit(blobs[blob].chunk((first + number).saturating_sub(1)));
-        *place == (blob, first + number) && (number == 0 || bytes <= PIECE || goes_on())
+        *place == (blob, first + number) && (number == 0 || bytes <= most || goes_on())
     };
     rest.iter().enumerate().map(fits).take_while(|fits| *fits).count()
 }

@@ -90,6 +90,19 @@ fn print(status: &Status) {
             "  ready    {} of {} chunks ({share:.1} %)",
             mount.chunks_ready, mount.chunks_total
         );
+        if mount.bytes_missing > 0 {
+            let when = match mount.complete_in_seconds {
+                Some(seconds) => format!(
+                    ", here in about {}",
+                    HumanDuration(std::time::Duration::from_secs(seconds))
+                ),
+                None => String::new(),
+            };
+            println!(
+                "  missing  {}: reads of it need a registry{when}",
+                BinaryBytes(mount.bytes_missing)
+            );
+        }
         println!("  events   {}", mount.events);
         if let Some(snapshot) = &mount.snapshot {
             println!("  snapshot {}", snapshot.name);

@@ -91,6 +91,12 @@ fn reads(measured: &Measurements) -> Vec<Family> {
     let counts = &measured.counts;
     vec![
         gauge(
+            "lazuli_missing",
+            "Bytes of mounted images that are not on this node, as stored.",
+            Some(Unit::Bytes),
+            vec![plain(level(measured.missing))],
+        ),
+        gauge(
             "lazuli_waiting_readers",
             "Readers waiting for data.",
             None,
@@ -314,6 +320,7 @@ mod tests {
             traffic: Default::default(),
             mounts: Default::default(),
             cache: Some((1, 1)),
+            missing: 0,
             evictions,
             mirror: Some(MirrorStatus { listen, hits: 0, misses: 0, stale: 0, bytes: 0 }),
         })

@@ -466,7 +466,18 @@ fn the_rest_is_fetched_after_the_start() {
     mount(&lazuli, &image);
     read(&lazuli, 1, SIZE);
     lazuli.kill(lazuli.worker());
+    let status = || lazuli.mount_status(&lazuli.path("mnt"));
+    wait("a forecast", || {
+        let (status, passed) = (status(), begun.elapsed().as_secs());
+        let forecast = status["complete_in_seconds"].as_u64().filter(|seconds| *seconds > 0);
+        let missing = status["bytes_missing"].as_u64().unwrap();
+        assert!(missing > 0 || passed >= 5, "{status}");
+        // At 1 MB/s.
+        forecast.is_some_and(|seconds| seconds.abs_diff(missing / 1_000_000) <= 2)
+    });
     wait("everything", || chunks_ready(&lazuli) == FILES as u64);
+    assert_eq!(status()["bytes_missing"], 0);
+    assert_eq!(status()["complete_in_seconds"], 0);
     // 8 MB, of which a part came with the first read, at 1 MB/s.
     assert!(begun.elapsed() > Duration::from_secs(5), "{:?} is not polite", begun.elapsed());
     registry.go_away();

@@ -33,7 +33,7 @@ mod timed_slot;
 mod traces;
 mod whole;
 
-use std::{ops::Range, path::Path, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use lazuli_image::{Digest, Lesson, Stored, Trace, oci::Descriptor, rafs::Bootstrap};
@@ -366,6 +366,12 @@ impl Prefetcher {
     fn places(&self, image: &Image, lesson: &Lesson) -> Option<Vec<fetch_in_order::ChunkAt>> {
         let blobs = image.blobs.upgrade()?;
         Some(lessons::places(lesson, &image.bootstrap, &blobs, self.settings.escalate_bytes))
+    }
+
+    /// The time in which so many missing bytes of an image arrive if nothing changes; `None` while
+    /// no image's rest is fetched, or before that can be said.
+    pub(crate) fn time_for_the_rest(&self, bytes: u64) -> Option<Duration> {
+        self.rest.time_for(bytes)
     }
 
     async fn bring_the_rest(&self, blobs: &Blobs) {

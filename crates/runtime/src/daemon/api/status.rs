@@ -199,6 +199,12 @@ pub struct MountStatus {
     pub chunks_ready: u64,
     /// Chunks of the image's blobs.
     pub chunks_total: u64,
+    /// Bytes of the image, as stored, that are not on this node: readers of them need a registry.
+    #[serde(default)]
+    pub bytes_missing: u64,
+    /// Seconds until none are missing, if the rest of the image keeps arriving as it does now.
+    #[serde(default)]
+    pub complete_in_seconds: Option<u64>,
     /// Questions of the kernel that the daemon answered for this image.
     pub events: u64,
     /// Pages in which programs may see zeros, because keeper and worker died together while they

@@ -285,6 +285,8 @@ impl Mount {
             bytes_copied: now.bytes_copied - self.before.bytes_copied,
             chunks_ready: now.chunks_ready,
             chunks_total: now.chunks_total,
+            bytes_missing: self.image.bytes_missing(),
+            complete_in_seconds: None,
             events: now.events - self.before.events,
             stale_pages: self.attachment.stale_pages(),
             snapshot: None,

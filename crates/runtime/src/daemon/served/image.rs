@@ -160,6 +160,11 @@ impl ServedImage {
         self.stored.bytes_total
     }
 
+    /// Stored bytes of the chunks that are not on this node.
+    pub(in crate::daemon) fn bytes_missing(&self) -> u64 {
+        self.blobs.iter().map(|blob| blob.missing_bytes()).sum()
+    }
+
     pub(in crate::daemon) fn counters(&self, attachment: &Attachment) -> Counters {
         let mut counters = Counters {
             events: match attachment {

@@ -14,9 +14,17 @@ impl Node {
     /// Everything that `lazuli status` shows.
     pub(in crate::daemon) async fn status(&self) -> Result<Status, DaemonError> {
         let (snapshots, why) = self.status.others.read().await;
+        let mut mounts = self.mounts.status(why).await;
+        for mount in &mut mounts {
+            let time = self.prefetcher.time_for_the_rest(mount.bytes_missing);
+            mount.complete_in_seconds = match mount.bytes_missing {
+                0 => Some(0),
+                _ => time.map(|time| time.as_secs().max(1)),
+            };
+        }
         Ok(Status {
             daemon: self.daemon_status()?,
-            mounts: self.mounts.status(why).await,
+            mounts,
             snapshots,
             mirror: self.status.others.mirror(),
             servers: ServerKind::ALL.map(|kind| self.server_status(kind)).into(),

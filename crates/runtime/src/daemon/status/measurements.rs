@@ -36,6 +36,8 @@ pub struct Measurements {
     /// Blobs in the cache, and their bytes on the disk with the metadata of images; `None` if that
     /// cannot be read.
     pub cache: Option<(u64, u64)>,
+    /// Stored bytes of images in use that are not on this node.
+    pub missing: u64,
     /// The cache's evictions.
     pub evictions: EvictionStats,
     /// The mirror's activity, if there is one.
@@ -45,14 +47,19 @@ pub struct Measurements {
 impl Node {
     pub(in crate::daemon) async fn measurements(&self) -> Measurements {
         let (cache, traffic) = (self.cache.clone(), self.admission.registry.pool.traffic());
-        let used = tokio::task::spawn_blocking(move || cache.usage().ok()).await;
+        let look = move || {
+            let missing = cache.in_use().iter().map(|blob| blob.missing_bytes()).sum();
+            (cache.usage().ok(), missing)
+        };
+        let (used, missing) = tokio::task::spawn_blocking(look).await.unwrap_or_default();
         Measurements {
             started_at: self.status.started_at,
             keeper: self.drivers.link.keeper().unwrap_or_default(),
             counts: self.cache.metrics().counts(),
             traffic: ServerKind::ALL.map(|kind| traffic.counts(kind)),
             mounts: self.mounts.by_driver().await,
-            cache: used.ok().flatten(),
+            cache: used,
+            missing,
             evictions: self.cache.evictions(),
             mirror: self.status.others.mirror(),
         }

@@ -12,7 +12,7 @@ EARLIER := 6f5581c
 
 .DEFAULT_GOAL := help
 .PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test metrics-test \
-	test-clients e2e-kubernetes test-kernels test-vm soak check deny compat multimake bench \
+	test-clients test-helm e2e-kubernetes test-kernels test-vm soak check deny compat multimake bench \
 	$(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire treelist
 .SILENT: help
 
@@ -63,6 +63,10 @@ test-clients: ## docs/clients.md, with real clients (8 minutes, the first time 2
 	scripts/install-deps test-clients
 	$(MAKE) --no-print-directory binary wire treelist
 	$(ROOT) tests/clients/run target/release/lazuli $(CLIENTS)
+
+test-helm: ## the Helm chart, rendered and linted (a minute, the first time 4)
+	scripts/install-deps test-helm
+	tests/helm/run "$$(scripts/helm)"
 
 e2e-kubernetes: ## a cluster of one node, with MINUTES=2 of pods (20 minutes, the first time 30)
 	scripts/install-deps e2e-kubernetes

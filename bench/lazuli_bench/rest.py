@@ -79,7 +79,7 @@ def prepare(server, work, mebibytes):
 def whole(arm, far, work):
     """Start the big image, and wait until all of it is here."""
     config = CACHE + (f"rest_bytes_per_second = {16 << 20}\n" if arm == "16" else "")
-    with Node(work / "node", config) as node, node.mounted(f"{far}/big:lazy", work / "node/mnt", "auto") as at:
+    with Node(work / "node", config) as node, node.mounted(f"{far}/big:lazy", work / "node/big", "auto") as at:
         began = time.monotonic()
         with open(at / "weights", "rb") as file:
             file.read(1)

@@ -15,7 +15,7 @@ pub(crate) mod service;
 use lazuli_runtime::daemon::Status;
 use serde::Serialize;
 
-use crate::Session;
+use crate::{Session, config::Snapshotter};
 
 /// The finding of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -99,7 +99,10 @@ impl<'a> Node<'a> {
     /// Asks the daemon, and containerd at `socket`.
     pub(crate) fn look(session: &'a Session, socket: &std::path::Path) -> Self {
         let status = service::status(session).map_err(|error| format!("{error:#}"));
-        let containerd = containerd::Running::ask(socket).map_err(|error| format!("{error:#}"));
+        let ours = session.config.snapshotter.as_ref().map(|table| table.address.clone());
+        let ours = ours.unwrap_or_else(|| Snapshotter::default().address);
+        let containerd = containerd::Running::ask(socket, &ours);
+        let containerd = containerd.map_err(|error| format!("{error:#}"));
         Node { session, status, containerd }
     }
 

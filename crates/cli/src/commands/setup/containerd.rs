@@ -9,7 +9,7 @@ use crate::{
     config::Snapshotter,
     containerd_dropin::{self, Choice, Pods, Written},
     doctor::{
-        containerd::{Files, Running},
+        containerd::Running,
         service,
     },
 };
@@ -32,8 +32,10 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
-    let running = Running::ask(&arguments.containerd)?;
-    let files = Files::of(&running);
+    let default = Snapshotter::default();
+    let snapshotter = session.config.snapshotter.as_ref().unwrap_or(&default);
+    let running = Running::ask(&arguments.containerd, &snapshotter.address)?;
+    let files = &running.files;
     let Some(directory) = files.imports() else {
         bail!(
             "{} imports no directory: make `imports = [\"/etc/containerd/conf.d/*.toml\"]` its \
@@ -50,8 +52,13 @@ pub(super) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         }
         return Ok(());
     }
-    let default = Snapshotter::default();
-    let snapshotter = session.config.snapshotter.as_ref().unwrap_or(&default);
+    if let Some(name) = files.names().iter().find(|name| *name != "lazuli") {
+        bail!(
+            "containerd's files call the snapshotter {name}: `setup containerd` knows the name \
+             lazuli alone, and two names for one socket lose snapshots. Choose the pods by hand \
+             with snapshotter = {name:?}, or remove [proxy_plugins.{name}]"
+        );
+    }
     let choice = Choice {
         pods: arguments.pods,
         major: running.major(),

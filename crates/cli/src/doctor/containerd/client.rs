@@ -13,6 +13,8 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
+use super::Files;
+
 /// It is on this machine, and answers from memory.
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -20,14 +22,14 @@ const DEADLINE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(super) version: String,
+    /// Its files, which may have changed since it has read them.
+    pub(crate) files: Files,
     /// The plugin that is Lazuli's snapshotter, if containerd has one.
     pub(super) plugin: Option<Plugin>,
     /// Its configuration of runtimes in use; `null` where CRI does not run.
     pub(super) config: Value,
     /// The directory of the default snapshotter.
     pub(super) images: Option<String>,
-    /// The process.
-    pub(super) pid: u32,
 }
 
 /// A plugin that containerd has.
@@ -111,25 +113,26 @@ struct FileSystemId {
 }
 
 impl Running {
-    /// Asks the containerd that listens at `socket`.
-    pub(crate) fn ask(socket: &Path) -> Result<Self> {
+    /// Asks the containerd that listens at `socket`. Lazuli's snapshotter listens at `ours`.
+    pub(crate) fn ask(socket: &Path, ours: &Path) -> Result<Self> {
         let at = || format!("no containerd answers at {}", socket.display());
         let stream = UnixStream::connect(socket).with_context(at)?;
         let pid = socket_peercred(&stream)?.pid.as_raw_nonzero().get().cast_unsigned();
+        let files = Files::of(pid, ours);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let asked = runtime
-            .block_on(async { tokio::time::timeout(DEADLINE, Self::ask_all(socket, pid)).await });
+            .block_on(async { tokio::time::timeout(DEADLINE, Self::ask_all(socket, files)).await });
         asked.with_context(at)?.with_context(at)
     }
 
-    async fn ask_all(socket: &Path, pid: u32) -> Result<Self, Status> {
+    async fn ask_all(socket: &Path, files: Files) -> Result<Self, Status> {
         let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display()));
         let endpoint = endpoint.map_err(|error| Status::invalid_argument(error.to_string()))?;
         let channel = endpoint.connect_lazy();
         let call = Call(channel);
         let VersionResponse { version } =
             call.unary("/containerd.services.version.v1.Version/Version", Nothing {}).await?;
-        let filters = vec![format!("type==io.containerd.snapshotter.v1,id=={}", super::NAME)];
+        let filters = vec![format!("type==io.containerd.snapshotter.v1,id=={}", files.name())];
         let request = PluginsRequest { filters };
         let PluginsResponse { plugins } = call
             .unary("/containerd.services.introspection.v1.Introspection/Plugins", request)
@@ -142,11 +145,11 @@ impl Running {
         let config = info.get("config").and_then(|text| serde_json::from_str(text).ok());
         Ok(Running {
             version,
+            files,
             plugin: plugins.into_iter().next().map(Plugin::from),
             config: config.unwrap_or_default(),
             // The first one is the default snapshotter's.
             images: file_systems.into_iter().next().and_then(|it| Some(it.id?.mountpoint)),
-            pid,
         })
     }
 }

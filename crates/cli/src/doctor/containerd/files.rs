@@ -9,13 +9,15 @@ use std::{
 
 use toml::{Table, Value};
 
-use super::{NAME, Running};
+use super::{NAME, VIRTUAL_MACHINES};
 use crate::bounded_file;
 
 /// The output of `containerd config dump`.
+#[derive(Debug)]
 pub(crate) struct Files {
     main: PathBuf,
     table: Table,
+    names: Vec<String>,
 }
 
 /// Plugins with a table of snapshotters: of containerd 1.x, and of 2.x.
@@ -26,10 +28,10 @@ const TABLES: [&str; 3] =
 const MAIN: &str = "/etc/containerd/config.toml";
 
 impl Files {
-    /// Has the program that runs read the files that it was started with. Nothing is in them if
-    /// that fails.
-    pub(crate) fn of(running: &Running) -> Self {
-        let process = Path::new("/proc").join(running.pid.to_string());
+    /// Has the program of a process read the files that it was started with. Nothing is in them if
+    /// that fails. Lazuli's snapshotter listens at `ours`.
+    pub(crate) fn of(pid: u32, ours: &Path) -> Self {
+        let process = Path::new("/proc").join(pid.to_string());
         let arguments = fs::read(process.join("cmdline")).unwrap_or_default();
         let main = config_argument(&String::from_utf8_lossy(&arguments));
         let main = main.unwrap_or_else(|| MAIN.into());
@@ -38,7 +40,17 @@ impl Files {
         let output = dump.stdin(Stdio::null()).stderr(Stdio::null()).output();
         let text = output.map(|output| output.stdout).unwrap_or_default();
         let table = String::from_utf8_lossy(&text).parse().unwrap_or_default();
-        Files { main, table }
+        Files { main, names: names(&table, ours), table }
+    }
+
+    /// The names of the snapshotter: plugins with its socket. There should be one at most.
+    pub(crate) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The name of the snapshotter, or the one that it is to have.
+    pub(crate) fn name(&self) -> &str {
+        self.names.first().map_or(NAME, String::as_str)
     }
 
     /// The file that containerd begins with.
@@ -55,26 +67,25 @@ impl Files {
         })
     }
 
-    /// Returns whether the files register the snapshotter.
-    pub(super) fn has_plugin(&self) -> bool {
-        self.table.get("proxy_plugins").is_some_and(|plugins| plugins.get(NAME).is_some())
-    }
-
     /// Returns whether the files make it the default.
     pub(super) fn is_default(&self) -> bool {
-        self.tables().any(is_ours)
+        self.tables().any(|table| self.is_ours(table))
     }
 
     /// Runtimes that are to have it for themselves.
     pub(super) fn runtimes(&self) -> Vec<String> {
         let all = self.tables().filter_map(|table| table.get("runtimes")?.as_table()).flatten();
-        all.filter(|(_, runtime)| is_ours(runtime)).map(|(name, _)| name.clone()).collect()
+        all.filter(|(_, runtime)| self.is_ours(runtime)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Returns whether containerd hides from snapshotters which image a layer belongs to.
     pub(super) fn hides_annotations(&self) -> bool {
         let hides = |table: &Value| table.get("disable_snapshot_annotations")?.as_bool();
         self.tables().any(|table| hides(table) == Some(true))
+    }
+
+    fn is_ours(&self, table: &Value) -> bool {
+        table.get("snapshotter").and_then(Value::as_str) == Some(self.name())
     }
 
     fn tables(&self) -> impl Iterator<Item = &Value> {
@@ -84,8 +95,19 @@ impl Files {
     }
 }
 
-fn is_ours(table: &Value) -> bool {
-    table.get("snapshotter").and_then(Value::as_str) == Some(NAME)
+/// The snapshotter plugins with this socket, the usual name first. The one for virtual machines has
+/// the same socket.
+fn names(table: &Table, ours: &Path) -> Vec<String> {
+    let plugins = table.get("proxy_plugins").and_then(Value::as_table);
+    let is_ours = |plugin: &Value| {
+        let address = plugin.get("address").and_then(Value::as_str).unwrap_or_default();
+        Path::new(address.strip_prefix("unix://").unwrap_or(address)) == ours
+    };
+    let all = plugins.into_iter().flatten();
+    let ours = all.filter(|(name, plugin)| *name != VIRTUAL_MACHINES && is_ours(plugin));
+    let mut names: Vec<_> = ours.map(|(name, _)| name.clone()).collect();
+    names.sort_by_key(|name| name != NAME);
+    names
 }
 
 fn first_directory(table: &Table) -> Option<PathBuf> {
@@ -114,7 +136,8 @@ mod tests {
     use super::*;
 
     fn files(text: &str) -> Files {
-        Files { main: MAIN.into(), table: text.parse().unwrap() }
+        let table = text.parse().unwrap();
+        Files { main: MAIN.into(), names: names(&table, Path::new("/run/l.sock")), table }
     }
 
     #[test]
@@ -138,16 +161,37 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let main = directory.path().join("config.toml");
         let resolved = "imports = [\"/b/found.toml\"]".parse::<Table>().unwrap();
-        let files = Files { main: main.clone(), table: resolved };
+        let files = Files { main: main.clone(), table: resolved, names: Vec::new() };
         assert_eq!(files.imports(), None);
         fs::write(&main, imports).unwrap();
         assert_eq!(files.imports(), Some("/b".into()));
     }
 
     #[test]
+    fn the_snapshotter_is_found_by_its_socket() {
+        let plugin =
+            |name, address| format!("[proxy_plugins.{name}]\naddress = \"{address}\"\n");
+        let vm = plugin(VIRTUAL_MACHINES, "/run/l.sock");
+        let other = plugin("nydus", "/run/nydus.sock");
+        let default = "[plugins.\"io.containerd.cri.v1.images\"]\nsnapshotter = \"stargz\"\n";
+        for (plugins, expected) in [
+            (vec![], vec![]),
+            (vec![plugin("lazuli", "/run/l.sock")], vec!["lazuli"]),
+            (vec![plugin("stargz", "unix:///run/l.sock")], vec!["stargz"]),
+            (
+                vec![plugin("a", "/run/l.sock"), plugin("lazuli", "/run/l.sock")],
+                vec!["lazuli", "a"],
+            ),
+        ] {
+            let files = files(&format!("{vm}{other}{}{default}", plugins.concat()));
+            assert_eq!(files.names(), expected);
+            assert_eq!(files.name(), *expected.first().unwrap_or(&"lazuli"));
+            assert_eq!(files.is_default(), expected == ["stargz"]);
+        }
+    }
+
+    #[test]
     fn both_versions_of_the_configuration_are_read() {
-        let plugin = "[proxy_plugins.lazuli]\ntype = \"snapshot\"\n";
-        assert!(files(plugin).has_plugin() && !files(plugin).is_default());
         for (text, chosen, hides) in [
             (
                 "[plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"lazuli\"\ndisable_snapshot_annotations = true",
@@ -171,7 +215,7 @@ mod tests {
             ),
         ] {
             let files = files(text);
-            assert!(!files.has_plugin(), "{text}");
+            assert!(files.names().is_empty(), "{text}");
             assert_eq!((files.is_default(), files.runtimes().len()), chosen, "{text}");
             assert_eq!(files.hides_annotations(), hides, "{text}");
         }

@@ -12,8 +12,11 @@ use serde_json::Value;
 pub(crate) use self::{client::Running, files::Files};
 use super::{Node, Row};
 
-/// The name of the snapshotter in containerd's configuration.
+/// The usual name of the snapshotter in containerd's configuration.
 const NAME: &str = "lazuli";
+
+/// That of the snapshotter for virtual machines.
+const VIRTUAL_MACHINES: &str = "lazuli-vm";
 
 /// The command that writes its file.
 const SET_UP: &str = "lazuli setup containerd";
@@ -37,15 +40,27 @@ pub(super) fn connection(node: &Node<'_>) -> Option<Row> {
 pub(super) fn plugin(node: &Node<'_>) -> Option<Row> {
     const CHECK: &str = "plugin";
     let running = node.containerd.as_ref().ok()?;
+    if let names @ [_, _, ..] = running.files.names() {
+        let found = format!(
+            "containerd's files name the snapshotter {} times, {}: containerd removes snapshots of one name for another",
+            names.len(),
+            names.join(" and ")
+        );
+        return Some(Row::lacking(CHECK, found, format!("remove all but one, and {RESTART}")));
+    }
     Some(match &running.plugin {
         Some(plugin) if plugin.problem.is_none() => {
-            Row::fine(CHECK, "containerd knows the snapshotter")
+            let name = match running.files.name() {
+                NAME => String::new(),
+                name => format!(" as {name}"),
+            };
+            Row::fine(CHECK, format!("containerd knows the snapshotter{name}"))
         }
         Some(plugin) => {
             let problem = plugin.problem.as_deref().unwrap_or_default();
             Row::lacking(CHECK, format!("containerd could not load it: {problem}"), RESTART)
         }
-        None if Files::of(running).has_plugin() => {
+        None if !running.files.names().is_empty() => {
             let found = "the running containerd has not read the file that names the snapshotter";
             Row::lacking(CHECK, found, RESTART)
         }
@@ -59,8 +74,8 @@ pub(super) fn plugin(node: &Node<'_>) -> Option<Row> {
 pub(super) fn pods(node: &Node<'_>) -> Option<Row> {
     const CHECK: &str = "pods";
     let running = node.containerd.as_ref().ok()?;
-    let files = Files::of(running);
-    let (runtimes, wanted) = (runtimes(&running.config), files.runtimes());
+    let files = &running.files;
+    let (runtimes, wanted) = (runtimes(&running.config, files.name()), files.runtimes());
     if is_default(running) != files.is_default() || wanted.iter().any(|it| !runtimes.contains(it)) {
         let found = "the running containerd has not read the file that says which pods use it";
         return Some(Row::lacking(CHECK, found, RESTART));
@@ -78,8 +93,7 @@ pub(super) fn pods(node: &Node<'_>) -> Option<Row> {
 
 pub(super) fn annotations(node: &Node<'_>) -> Option<Row> {
     const CHECK: &str = "annotations";
-    let files = Files::of(node.containerd.as_ref().ok()?);
-    files.hides_annotations().then(|| {
+    node.containerd.as_ref().ok()?.files.hides_annotations().then(|| {
         let fix =
             format!("disable_snapshot_annotations = false beside `snapshotter`, and {RESTART}");
         Row::lacking(CHECK, "containerd does not say which image a layer is of", fix)
@@ -95,8 +109,9 @@ pub(super) fn statistics(node: &Node<'_>) -> Option<Row> {
         return None;
     }
     let fix = format!(
-        "root = {:?} in [proxy_plugins.{NAME}.exports], and {RESTART}",
-        node.session.root.display().to_string()
+        "root = {:?} in [proxy_plugins.{}.exports], and {RESTART}",
+        node.session.root.display().to_string(),
+        running.files.name()
     );
     Some(match plugin.exports.get(ROOT) {
         Some(root) if std::path::Path::new(root).is_dir() => {
@@ -116,11 +131,12 @@ pub(super) fn statistics(node: &Node<'_>) -> Option<Row> {
 
 pub(super) fn cgroups(node: &Node<'_>) -> Option<Row> {
     const CHECK: &str = "cgroups";
-    let config = &node.containerd.as_ref().ok()?.config;
+    let running = node.containerd.as_ref().ok()?;
+    let config = &running.config;
     let ordinary = default_runtime(config)?;
     let wanted = systemd_cgroup(config, ordinary);
     let differs = |name: &&String| systemd_cgroup(config, name) != wanted;
-    let runtimes = runtimes(config);
+    let runtimes = runtimes(config, running.files.name());
     let odd = runtimes.iter().find(differs)?;
     let found = format!(
         "the runtime {odd} has another cgroup driver than {ordinary}: its pods are not in the kubelet's groups"
@@ -131,7 +147,8 @@ pub(super) fn cgroups(node: &Node<'_>) -> Option<Row> {
 
 pub(super) fn user_namespaces(node: &Node<'_>) -> Option<Row> {
     const CHECK: &str = "user-namespaces";
-    let plugin = node.containerd.as_ref().ok()?.plugin.as_ref()?;
+    let running = node.containerd.as_ref().ok()?;
+    let (plugin, name) = (running.plugin.as_ref()?, running.files.name());
     let maps = plugin.capabilities.iter().any(|one| one == "remap-ids");
     let asked = node.session.config.snapshotter.as_ref().map(|table| table.driver);
     let driver = match asked {
@@ -147,12 +164,12 @@ pub(super) fn user_namespaces(node: &Node<'_>) -> Option<Row> {
         (false, false) => Row::advice(
             CHECK,
             "containerd copies the image for each pod with hostUsers: false",
-            format!("capabilities = [\"remap-ids\"] in [proxy_plugins.{NAME}], and {RESTART}"),
+            format!("capabilities = [\"remap-ids\"] in [proxy_plugins.{name}], and {RESTART}"),
         ),
         (true, true) => Row::advice(
             CHECK,
             "lazy images do not start with hostUsers: false, because FUSE maps no ids",
-            format!("take capabilities out of [proxy_plugins.{NAME}], and {RESTART}"),
+            format!("take capabilities out of [proxy_plugins.{name}], and {RESTART}"),
         ),
     })
 }
@@ -175,16 +192,16 @@ impl Running {
 fn is_default(running: &Running) -> bool {
     let named = running.config.pointer("/containerd/snapshotter").and_then(Value::as_str);
     let root = running.plugin.as_ref().and_then(|plugin| plugin.exports.get(ROOT));
-    named == Some(NAME) || root.is_some_and(|root| running.images.as_ref() == Some(root))
+    named == Some(running.files.name()) || root.is_some_and(|root| running.images.as_ref() == Some(root))
 }
 
 /// Runtimes that have the snapshotter for themselves.
-fn runtimes(config: &Value) -> Vec<String> {
+fn runtimes(config: &Value, snapshotter: &str) -> Vec<String> {
     let all = config.pointer("/containerd/runtimes").and_then(Value::as_object);
     let ours = all
         .into_iter()
         .flatten()
-        .filter(|(_, runtime)| runtime.get("snapshotter").and_then(Value::as_str) == Some(NAME));
+        .filter(|(_, it)| it.get("snapshotter").and_then(Value::as_str) == Some(snapshotter));
     ours.map(|(name, _)| name.clone()).collect()
 }
 
@@ -214,12 +231,12 @@ mod tests {
     #[test]
     fn runtimes_and_their_cgroup_drivers_are_read() {
         let config = config(false);
-        assert_eq!(runtimes(&config), ["lazuli"]);
+        assert_eq!(runtimes(&config, NAME), ["lazuli"]);
         assert_eq!(default_runtime(&config), Some("runc"));
         assert!(systemd_cgroup(&config, "runc") && !systemd_cgroup(&config, "lazuli"));
         for odd in [json!(null), json!({"containerd": []}), json!({"containerd": {"runtimes": 1}})]
         {
-            assert!(runtimes(&odd).is_empty());
+            assert!(runtimes(&odd, NAME).is_empty());
             assert!(!systemd_cgroup(&odd, "runc"));
         }
     }

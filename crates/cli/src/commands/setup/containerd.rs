@@ -8,10 +8,7 @@ use crate::{
     Session,
     config::Snapshotter,
     containerd_dropin::{self, Choice, Pods, Written},
-    doctor::{
-        containerd::Running,
-        service,
-    },
+    doctor::{containerd::Running, service},
 };
 
 /// Register the snapshotter with containerd, and choose the pods that use it

@@ -169,8 +169,7 @@ mod tests {
 
     #[test]
     fn the_snapshotter_is_found_by_its_socket() {
-        let plugin =
-            |name, address| format!("[proxy_plugins.{name}]\naddress = \"{address}\"\n");
+        let plugin = |name, address| format!("[proxy_plugins.{name}]\naddress = \"{address}\"\n");
         let vm = plugin(VIRTUAL_MACHINES, "/run/l.sock");
         let other = plugin("nydus", "/run/nydus.sock");
         let default = "[plugins.\"io.containerd.cri.v1.images\"]\nsnapshotter = \"stargz\"\n";

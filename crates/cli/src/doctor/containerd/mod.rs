@@ -192,7 +192,8 @@ impl Running {
 fn is_default(running: &Running) -> bool {
     let named = running.config.pointer("/containerd/snapshotter").and_then(Value::as_str);
     let root = running.plugin.as_ref().and_then(|plugin| plugin.exports.get(ROOT));
-    named == Some(running.files.name()) || root.is_some_and(|root| running.images.as_ref() == Some(root))
+    named == Some(running.files.name())
+        || root.is_some_and(|root| running.images.as_ref() == Some(root))
 }
 
 /// Runtimes that have the snapshotter for themselves.

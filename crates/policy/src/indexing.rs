@@ -88,7 +88,8 @@ impl Statement {
 
 impl Gate {
     /// Finds the first index of `image` that a trusted key vouches for. `repository` is opened at
-    /// `name`. `None` if there is no such index, or the policy trusts no key for the name.
+    /// `name`, and `referrers` are the image's, if they are known. `None` if there is no such
+    /// index, or the policy trusts no key for the name.
     ///
     /// # Errors
     /// The policy cannot be used.
@@ -96,6 +97,7 @@ impl Gate {
         &self,
         name: &ImageName,
         image: &Manifest,
+        referrers: Option<&[Descriptor]>,
         repository: &dyn Repository,
         options: &Options,
     ) -> Result<Option<SignedIndex>, GateError> {
@@ -103,7 +105,7 @@ impl Gate {
         if !policy.has_statement_keys(name) {
             return Ok(None);
         }
-        for entry in listed_indexes(repository, image).await {
+        for entry in listed_indexes(repository, image, referrers).await {
             let index = Descriptor::plain(&entry.media_type, entry.digest, entry.size);
             let question = Question::resolved(name, index, options);
             let search = timeout(SEARCH_DEADLINE, Search::new(&policy, &question).gather());

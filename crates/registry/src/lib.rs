@@ -35,7 +35,7 @@ mod transport;
 pub use blob::{BlobReader, Growing, Growth, Progress, Pushed, Urgency, into_blocking};
 pub use copy::{Copied, Copy};
 pub use distribution::{
-    lazy::{fetch_index, lazy_form, lazy_manifest, listed_indexes},
+    lazy::{Found, fetch_index, lazy_form, lazy_manifest, listed_indexes},
     range,
 };
 pub use docker_archive::DockerArchive;

@@ -87,7 +87,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         let replacement = options.referrers.replacement(&name);
         let manifest =
             lazy_manifest(&*repository, &name, platform.as_ref(), replacement, options.indexes);
-        let manifest = runtime.block_on(manifest)?.parsed;
+        let manifest = runtime.block_on(manifest)?.manifest.parsed;
         let layers = manifest.layers.iter();
         let mut wanted: Vec<_> =
             layers.map(|layer| Wanted::Whole(layer.digest, layer.size)).collect();

@@ -12,7 +12,7 @@ use lazuli_image::{
 };
 use lazuli_policy::Gate;
 use lazuli_registry::{
-    BlobContent, ImageName, IndexTrust, Manifest, Options, Repository, lazy_manifest,
+    BlobContent, Found, ImageName, IndexTrust, Manifest, Options, Repository, lazy_manifest,
 };
 use lazuli_runtime::image::StoredImage;
 use tokio::runtime::Runtime;
@@ -109,12 +109,14 @@ pub(crate) fn open_with(
     let replacement = options.referrers.replacement(&name);
     let manifest = runtime.block_on(async {
         let (platform, indexes) = (platform.as_ref(), options.indexes);
-        let found = lazy_manifest(&*repository, &name, platform, replacement, indexes).await?;
+        let Found { manifest: found, referrers } =
+            lazy_manifest(&*repository, &name, platform, replacement, indexes).await?;
         if found.parsed.lazy_base().is_some() || indexes != IndexTrust::Signed {
             return anyhow::Ok(found);
         }
         let gate = Gate::new(config.policy.clone(), None);
-        let signed = gate.signed_index(&name, &found, &*repository, options).await?;
+        let referrers = referrers.as_deref();
+        let signed = gate.signed_index(&name, &found, referrers, &*repository, options).await?;
         Ok(signed.map_or(found, |index| index.manifest))
     })?;
     let directory = scratch.path();

@@ -29,6 +29,16 @@ const MAY_BE_IMAGES: [&str; 4] = [
     media_type::LAZY_MANIFEST,
 ];
 
+/// A manifest, and what was learned on the way to it.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The manifest.
+    pub manifest: Manifest,
+    /// The referrers of it that may be images or indexes, if the registry was asked for all of
+    /// them.
+    pub referrers: Option<Vec<Descriptor>>,
+}
+
 /// Returns the manifest that `repository` was opened at, `name`; or, if that is an ordinary
 /// image's, the manifest of a referrer:
 ///
@@ -46,23 +56,25 @@ pub async fn lazy_manifest(
     platform: Option<&Platform>,
     replacement: Replacement,
     indexes: IndexTrust,
-) -> Result<Manifest, RegistryError> {
+) -> Result<Found, RegistryError> {
     let manifest = repository.manifest(platform).await?;
+    let mut referrers = None;
     if manifest.parsed.lazy_base().is_some() {
-        return Ok(manifest);
+        return Ok(Found { manifest, referrers });
     }
-    if !name.is_pinned()
-        && replacement == Replacement::Allowed
-        && let Some(lazy) = lazy_referrer(repository, &manifest).await
-    {
-        return Ok(lazy);
+    if !name.is_pinned() && replacement == Replacement::Allowed {
+        let listed = listed(repository, &manifest, None).await;
+        if let Some(lazy) = lazy_among(repository, &manifest, &listed).await {
+            return Ok(Found { manifest: lazy, referrers });
+        }
+        referrers = Some(listed);
     }
     if indexes.trusts(name)
-        && let Some(index) = index(repository, &manifest).await
+        && let Some(index) = index(repository, &manifest, referrers.as_deref()).await
     {
-        return Ok(index);
+        return Ok(Found { manifest: index, referrers: None });
     }
-    Ok(manifest)
+    Ok(Found { manifest, referrers })
 }
 
 /// Returns the lazy form of the tag `name`: `document` itself, an entry if it is an index, or in a
@@ -98,11 +110,16 @@ pub async fn lazy_form(
     if trusted.replacement(name) == Replacement::Refused {
         return Ok(None);
     }
-    Ok(lazy_referrer(repository, &manifest).await)
+    let entries = listed(repository, &manifest, None).await;
+    Ok(lazy_among(repository, &manifest, &entries).await)
 }
 
-/// The first lazy image that refers to `subject`.
-async fn lazy_referrer(repository: &dyn Repository, subject: &Manifest) -> Option<Manifest> {
+/// The first lazy image among the referrers of `subject`.
+async fn lazy_among(
+    repository: &dyn Repository,
+    subject: &Manifest,
+    entries: &[Descriptor],
+) -> Option<Manifest> {
     let may_be = |entry: &&Descriptor| {
         let kind = entry.artifact_type.as_deref();
         kind.is_none_or(|kind| MAY_BE_IMAGES.contains(&kind))
@@ -111,7 +128,6 @@ async fn lazy_referrer(repository: &dyn Repository, subject: &Manifest) -> Optio
         let refers = found.parsed.subject.as_ref().map(|subject| subject.digest);
         refers == Some(subject.digest) && found.parsed.bootstrap().is_some()
     };
-    let entries = listed(repository, subject, None).await;
     for entry in entries.iter().filter(may_be).take(LOOKED_AT) {
         if let Some(image) = fetch(repository, entry).await.filter(is_lazy) {
             return Some(image);
@@ -121,8 +137,12 @@ async fn lazy_referrer(repository: &dyn Repository, subject: &Manifest) -> Optio
 }
 
 /// The first index of `subject`.
-async fn index(repository: &dyn Repository, subject: &Manifest) -> Option<Manifest> {
-    for entry in listed_indexes(repository, subject).await {
+async fn index(
+    repository: &dyn Repository,
+    subject: &Manifest,
+    referrers: Option<&[Descriptor]>,
+) -> Option<Manifest> {
+    for entry in listed_indexes(repository, subject, referrers).await {
         if let Some(index) = fetch_index(repository, subject, &entry).await {
             return Some(index);
         }
@@ -130,9 +150,19 @@ async fn index(repository: &dyn Repository, subject: &Manifest) -> Option<Manife
     None
 }
 
-/// Entries of the list of referrers that may be indexes of `subject`, trusted or not.
-pub async fn listed_indexes(repository: &dyn Repository, subject: &Manifest) -> Vec<Descriptor> {
-    let mut entries = listed(repository, subject, Some(media_type::LAYER_INDEX)).await;
+/// Entries of the list of referrers that may be indexes of `subject`, trusted or not. `referrers`
+/// is the list, if it is known.
+pub async fn listed_indexes(
+    repository: &dyn Repository,
+    subject: &Manifest,
+    referrers: Option<&[Descriptor]>,
+) -> Vec<Descriptor> {
+    let is_index =
+        |entry: &Descriptor| entry.artifact_type.as_deref() == Some(media_type::LAYER_INDEX);
+    let mut entries = match referrers {
+        Some(all) => all.iter().filter(|entry| is_index(entry)).cloned().collect(),
+        None => listed(repository, subject, Some(media_type::LAYER_INDEX)).await,
+    };
     entries.truncate(LOOKED_AT);
     entries
 }

@@ -9,6 +9,7 @@ pub(super) mod pins;
 pub(super) mod policy;
 pub(super) mod recent;
 pub(super) mod resolve;
+pub(super) mod stated;
 
 use std::{path::Path, sync::Arc};
 
@@ -21,6 +22,7 @@ use lazuli_sys::path_error::At as _;
 use logins::Logins;
 use pins::Pins;
 use recent::Recent;
+use stated::StatedIndexes;
 
 use super::{DaemonError, Settings, api::MountRequest};
 
@@ -32,6 +34,7 @@ pub(super) struct Admission {
     pub(super) logins: Logins,
     pub(super) fetch_locks: FetchLocks,
     pub(super) recent: Recent,
+    pub(super) stated: StatedIndexes,
     pub(super) checked: Checked,
     pub(super) expected: Expected,
     pub(super) pins: Arc<Pins>,
@@ -48,6 +51,7 @@ impl Admission {
             logins,
             fetch_locks: FetchLocks::default(),
             recent: Recent::default(),
+            stated: StatedIndexes::default(),
             checked: Checked::default(),
             expected: Expected::default(),
             pins: Arc::default(),

@@ -51,12 +51,20 @@ impl Admission {
         request: &MountRequest,
         manifest: &Manifest,
     ) -> Result<Verified, DaemonError> {
+        Ok(self.gate.admit(self.question(request, manifest)?).await?)
+    }
+
+    /// The policy's question about a manifest.
+    pub(super) fn question(
+        &self,
+        request: &MountRequest,
+        manifest: &Manifest,
+    ) -> Result<Question, DaemonError> {
         let question = Question::of(&request.asked()?, manifest, &self.options(request));
-        let question = match request.asked {
+        Ok(match request.asked {
             Some(_) => question.by_client(),
             None => question,
-        };
-        Ok(self.gate.admit(question).await?)
+        })
     }
 
     /// Finds out whether an image may run that is named by the digest of its manifest, before the

@@ -101,8 +101,10 @@ impl Node {
         let route = ImageRoute::to(&name, &options);
         let repository = route.open()?;
         let images = self.root.join("images");
-        let resolved =
-            self.admission.resolve(&name, &*repository, wanted.as_ref(), &options).await?;
+        let resolved = self
+            .admission
+            .resolve(&request, &name, &*repository, wanted.as_ref(), &options)
+            .await?;
         let manifest = &resolved.manifest;
         let _pin = self.admission.pins.pin(&images, manifest.digest);
         let admission = self.admission.admit_resolved(&request, &resolved);

@@ -83,7 +83,10 @@ impl Node {
             let resolved = match self.admission.recent.get(&name) {
                 Some(manifest) => manifest.into(),
                 None => {
-                    self.admission.resolve(&name, &*repository, platform.as_ref(), &options).await?
+                    let platform = platform.as_ref();
+                    self.admission
+                        .resolve(&request, &name, &*repository, platform, &options)
+                        .await?
                 }
             };
             if !request.base

@@ -136,7 +136,7 @@ impl Ordinaries {
         repository: &dyn Repository,
         options: &Options,
     ) -> Option<SignedIndex> {
-        let search = self.gate.signed_index(asked, manifest, repository, options);
+        let search = self.gate.signed_index(asked, manifest, None, repository, options);
         let found = tokio::time::timeout(LOOK_WITHIN, search).await.ok()?.ok()??;
         let stated = Stated::of(&found.manifest, &found.bundles)?;
         if let Err(error) = self.store.note_stated(&manifest.digest, &stated) {

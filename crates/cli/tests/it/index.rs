@@ -214,6 +214,12 @@ fn an_index_is_used_only_if_a_trusted_key_states_it() {
         (0..20).for_each(|number| read(&mountpoint, number).unwrap());
         lazuli.ok(["umount", at]);
     }
+    // Neither index nor statement is asked for again: what is asked is what the tag means.
+    let before = registry.log().len();
+    lazuli.ok(["mount", &name, at, "--driver", "fuse"]);
+    let asked: Vec<_> = registry.log().drain(before..).map(|entry| entry.target).collect();
+    assert!(asked.len() <= 2 && !asked.iter().any(|it| it.contains("/blobs/")), "{asked:#?}");
+    lazuli.ok(["umount", at]);
     lazuli.ok(["check", &name, "--against", "oci:source:x"]);
     // The statement is copied along, and is for the original name.
     let copy = format!("{}/other:1", registry.host());

@@ -5,6 +5,7 @@ plugin is called stargz here, and once lazuli, which has to fail for the lazy im
 """
 
 import functools
+import json
 import os
 import re
 import subprocess
@@ -32,8 +33,10 @@ def prepare(_work):
 def main(work):
     for form in FORMS:
         with scene(work / form, "stargz") as node:
+            doctor(node, "containerd knows the snapshotter as stargz")
             everything(node, form)
     with scene(work / "names", "lazuli") as node:
+        doctor(node, "containerd knows the snapshotter")
         other_name(node)
     with scene(work / "convert", "stargz") as node:
         converted(node)
@@ -62,6 +65,13 @@ class Nerdctl:
         """The output of a container that has no network."""
         verb = ["run", "--rm", "--net", "none"]
         return self(*verb, reference, *command, **options)
+
+
+def doctor(node, found):
+    """Expect what `lazuli doctor` finds: it knows the plugin by its socket, not by its name."""
+    verb = ["--config", node.work / "lazuli.toml", "doctor", "--containerd", node.socket]
+    [row] = json.loads(node.lazuli(*verb, "--json", "plugin"))["checks"]
+    expect((row["verdict"], row["found"]) == ("fine", found), f"{found}: {row}")
 
 
 def everything(node, form):

@@ -211,7 +211,7 @@ pub(crate) async fn fetch_by(
     purpose: Purpose<'_>,
 ) -> Result<(), ReadError> {
     let pace = gauge.pace;
-    let _urgent = purpose.cache().urgent_fetch();
+    let urgent = purpose.cache().urgent_fetch();
     let mut order = order.into_iter().peekable();
     let mut under_way = FuturesUnordered::new();
     let mut bytes_under_way = 0;
@@ -228,6 +228,7 @@ pub(crate) async fn fetch_by(
             }
             let Some((bytes, fetched)) = under_way.next().await else { break };
             bytes_under_way -= bytes;
+            urgent.data_arrived();
             if is_beside {
                 gauge.pause()
             } else {

@@ -6,7 +6,7 @@ use std::{
     panic,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -59,8 +59,10 @@ pub(crate) struct Workers {
     link_speed: LinkSpeed,
     /// Readers that wait for data, by the account that is charged.
     readers: Mutex<HashMap<Account, Readers>>,
-    /// Fetches that a start, a pull or a client's order waits for.
-    urgent: AtomicUsize,
+    /// Fetches that a start, a pull or a client's order waits for, by number: when they began, or
+    /// data came.
+    urgent: Mutex<HashMap<u64, Instant>>,
+    next_urgent: AtomicU64,
 }
 
 /// Those of one image.
@@ -92,11 +94,21 @@ impl Drop for Reader<'_> {
 
 /// An urgent fetch, as long as this lives.
 #[derive(Debug)]
-pub(crate) struct UrgentFetch<'a>(&'a AtomicUsize);
+pub(crate) struct UrgentFetch<'a> {
+    workers: &'a Workers,
+    number: u64,
+}
+
+impl UrgentFetch<'_> {
+    /// Records the arrival of data.
+    pub(crate) fn data_arrived(&self) {
+        lock(&self.workers.urgent).insert(self.number, Instant::now());
+    }
+}
 
 impl Drop for UrgentFetch<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        lock(&self.workers.urgent).remove(&self.number);
     }
 }
 
@@ -114,19 +126,22 @@ impl Workers {
             memory: PrioritySemaphore::shared(MEMORY),
             link_speed: LinkSpeed::default(),
             readers: Mutex::default(),
-            urgent: AtomicUsize::new(0),
+            urgent: Mutex::default(),
+            next_urgent: AtomicU64::new(0),
         }
     }
 
     /// Counts a fetch that a start, a pull or a client's order waits for.
     pub(crate) fn urgent_fetch(&self) -> UrgentFetch<'_> {
-        self.urgent.fetch_add(1, Ordering::Relaxed);
-        UrgentFetch(&self.urgent)
+        let number = self.next_urgent.fetch_add(1, Ordering::Relaxed);
+        let fetch = UrgentFetch { workers: self, number };
+        fetch.data_arrived();
+        fetch
     }
 
-    /// Returns whether there is any such fetch.
+    /// Returns whether there is any such fetch whose data is arriving.
     pub(crate) fn has_urgent_fetches(&self) -> bool {
-        self.urgent.load(Ordering::Relaxed) > 0
+        lock(&self.urgent).values().any(|last| last.elapsed() < STALLED)
     }
 
     /// Counts a reader that waits.
@@ -209,6 +224,21 @@ mod tests {
 
     const STUCK: Account = Account::Image(Digest::sha256([1; 32]));
     const OTHER: Account = Account::Image(Digest::sha256([2; 32]));
+
+    #[tokio::test]
+    async fn stalled_fetches_do_not_hold_up_background_work() {
+        let workers = Workers::new();
+        assert!(!workers.has_urgent_fetches());
+        let (stuck, other) = (workers.urgent_fetch(), workers.urgent_fetch());
+        drop(other);
+        assert!(workers.has_urgent_fetches());
+        lock(&workers.urgent).insert(stuck.number, Instant::now() - STALLED);
+        assert!(!workers.has_urgent_fetches());
+        stuck.data_arrived();
+        assert!(workers.has_urgent_fetches());
+        drop(stuck);
+        assert!(!workers.has_urgent_fetches());
+    }
 
     #[tokio::test]
     async fn stalled_readers_do_not_hold_up_background_work() {

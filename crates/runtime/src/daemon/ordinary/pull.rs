@@ -121,12 +121,13 @@ impl Pull {
         spool: &mut Option<Spool>,
         parts: mpsc::SyncSender<io::Result<Bytes>>,
     ) -> Result<(), RegistryError> {
-        let _urgent = self.cache.urgent_fetch();
+        let urgent = self.cache.urgent_fetch();
         let size = layer.size;
         let ranges = (held..size).step_by(PART as usize).map(|at| at..size.min(at + PART));
         let fetch = |range| part(self.repository.clone(), layer.digest, size, range);
         let mut requests = stream::iter(ranges).map(fetch).buffered(PARALLEL);
         while let Some(part) = requests.next().await {
+            urgent.data_arrived();
             let (part, failed) = match part {
                 Ok(part) => (Ok(part), None),
                 Err(error) => (Err(io::Error::other(error.to_string())), Some(error)),

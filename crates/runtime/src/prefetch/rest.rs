@@ -4,7 +4,7 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Arc, Mutex as StdMutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -47,6 +47,10 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// Pause after which a full disk, or a registry that does not deliver, is tried again.
 const RETRY: Duration = Duration::from_secs(60);
 
+/// Decoded bytes for which the disk is looked at in one go: with a limit of the cache, that lists all
+/// of it.
+const ROOM: u64 = 64 << 20;
+
 /// Interval over which the speed is measured.
 const MEASURED: Duration = Duration::from_secs(2);
 
@@ -56,6 +60,8 @@ pub(super) struct Rest {
     slots: SpareSlots,
     /// Images whose rest is being fetched, in turns.
     images: AtomicUsize,
+    /// Decoded bytes for which there was room.
+    room: AtomicU64,
     speed: StdMutex<Speed>,
     /// When the next request may begin. Held by the one that is about to: each of them waits.
     turn: Mutex<Instant>,
@@ -84,6 +90,7 @@ impl Default for Rest {
         Rest {
             slots: SpareSlots::default(),
             images: AtomicUsize::new(0),
+            room: AtomicU64::new(0),
             speed: StdMutex::new(Speed::new()),
             turn: Mutex::new(Instant::now()),
         }
@@ -112,6 +119,19 @@ impl Rest {
             *lock(&self.speed) = Speed::new();
         }
         UnderWay(&self.images)
+    }
+
+    /// Returns whether the disk has room for so many decoded bytes more. Blocks briefly.
+    fn has_room(&self, cache: &Cache, decoded: u64) -> bool {
+        let take = |left: u64| left.checked_sub(decoded);
+        if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
+            return true;
+        }
+        if cache.has_room_for_the_rest(ROOM) {
+            self.room.store(ROOM.saturating_sub(decoded), Ordering::Relaxed);
+            return true;
+        }
+        cache.has_room_for_the_rest(decoded)
     }
 
     /// The time in which so many missing bytes of one image arrive if nothing changes; `None`
@@ -210,7 +230,7 @@ async fn bring_piece(
     let Prefetcher { cache, rest, .. } = prefetcher;
     let begin = || {
         // The image may have ended meanwhile.
-        let requests = blobs.upgrade().map(|alive| begin(cache, &alive, piece));
+        let requests = blobs.upgrade().map(|alive| begin(rest, cache, &alive, piece));
         let requests = requests.unwrap_or(Ok(Vec::new()));
         let bytes = requests.iter().flatten().map(|(bytes, _)| bytes).sum();
         (bytes, (bytes, requests))
@@ -236,11 +256,16 @@ async fn bring_piece(
 type Requests = Vec<(u64, tokio::task::JoinHandle<Result<(), ReadError>>)>;
 
 /// Sends the requests for a piece, if the disk has room.
-fn begin(cache: &Cache, blobs: &[Arc<CachedBlob>], piece: &[ChunkAt]) -> Result<Requests, Pause> {
+fn begin(
+    rest: &Rest,
+    cache: &Cache,
+    blobs: &[Arc<CachedBlob>],
+    piece: &[ChunkAt],
+) -> Result<Requests, Pause> {
     let (blob, first) = (&blobs[piece[0].0], piece[0].1);
     let chunks: Vec<_> = (first..first + piece.len()).collect();
     let decoded = chunks.iter().map(|at| u64::from(blob.chunk(*at).decoded_size));
-    if !cache.has_room_for_the_rest(decoded.sum()) {
+    if !rest.has_room(cache, decoded.sum()) {
         tracing::info!("the rest of an image is not fetched: the disk or the cache is nearly full");
         return Err(Pause);
     }

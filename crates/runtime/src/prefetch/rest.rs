@@ -47,8 +47,8 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// Pause after which a full disk, or a registry that does not deliver, is tried again.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Decoded bytes for which the disk is looked at in one go: with a limit of the cache, that lists all
-/// of it.
+/// Decoded bytes for which the disk is looked at in one go: with a limit of the cache, that lists
+/// all of it.
 const ROOM: u64 = 64 << 20;
 
 /// Interval over which the speed is measured.

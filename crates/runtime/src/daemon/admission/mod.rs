@@ -22,7 +22,6 @@ use lazuli_sys::path_error::At as _;
 use logins::Logins;
 use pins::Pins;
 use recent::Recent;
-use stated::StatedIndexes;
 
 use super::{DaemonError, Settings, api::MountRequest};
 
@@ -34,7 +33,6 @@ pub(super) struct Admission {
     pub(super) logins: Logins,
     pub(super) fetch_locks: FetchLocks,
     pub(super) recent: Recent,
-    pub(super) stated: StatedIndexes,
     pub(super) checked: Checked,
     pub(super) expected: Expected,
     pub(super) pins: Arc<Pins>,
@@ -51,7 +49,6 @@ impl Admission {
             logins,
             fetch_locks: FetchLocks::default(),
             recent: Recent::default(),
-            stated: StatedIndexes::default(),
             checked: Checked::default(),
             expected: Expected::default(),
             pins: Arc::default(),

@@ -9,7 +9,7 @@ use lazuli_registry::{
 };
 use tokio::task::JoinHandle;
 
-use super::Admission;
+use super::{Admission, stated::StatedIndexes};
 use crate::{
     daemon::{DaemonError, api::MountRequest},
     sync::lock,
@@ -43,7 +43,8 @@ impl From<Arc<Manifest>> for Resolved {
 }
 
 impl Admission {
-    /// Resolves `name`, the image of the request, which is opened as `repository`.
+    /// Resolves `name`, the image of the request, which is opened as `repository`. Indexes that a
+    /// key has stated are searched for unless they are `known`.
     pub(in crate::daemon) async fn resolve(
         &self,
         request: &MountRequest,
@@ -51,6 +52,7 @@ impl Admission {
         repository: &dyn Repository,
         platform: Option<&Platform>,
         options: &Options,
+        known: &impl StatedIndexes,
     ) -> Result<Resolved, DaemonError> {
         let (replacement, indexes) = (self.replacement(name, options), options.indexes);
         let Found { manifest, referrers } =
@@ -61,15 +63,17 @@ impl Admission {
         }
         // Its signatures are looked for beside its index: both take several round trips.
         let asked = Mutex::new(Some(self.ask(request, &image)?));
-        if let Some(manifest) = self.stated.get(&self.gate, name, &image) {
-            return Ok(Resolved { manifest, image: Some(image), asked });
+        let mut signed = known.recall_index(name, &image);
+        if signed.is_none() {
+            let listed = referrers.as_deref();
+            signed = self.gate.signed_index(name, &image, listed, repository, options).await?;
+            if let Some(found) = &signed {
+                known.remember_index(&image, found);
+            }
         }
-        let referrers = referrers.as_deref();
-        let signed = self.gate.signed_index(name, &image, referrers, repository, options).await?;
         Ok(match signed {
             Some(index) => {
-                let manifest = self.stated.insert(name, &image, index);
-                Resolved { manifest, image: Some(image), asked }
+                Resolved { manifest: Arc::new(index.manifest), image: Some(image), asked }
             }
             None => Resolved { manifest: image, image: None, asked },
         })

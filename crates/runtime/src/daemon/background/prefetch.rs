@@ -103,7 +103,7 @@ impl Node {
         let images = self.root.join("images");
         let resolved = self
             .admission
-            .resolve(&request, &name, &*repository, wanted.as_ref(), &options)
+            .resolve(&request, &name, &*repository, wanted.as_ref(), &options, &self.ordinaries)
             .await?;
         let manifest = &resolved.manifest;
         let _pin = self.admission.pins.pin(&images, manifest.digest);

@@ -83,9 +83,9 @@ impl Node {
             let resolved = match self.admission.recent.get(&name) {
                 Some(manifest) => manifest.into(),
                 None => {
-                    let platform = platform.as_ref();
+                    let (platform, known) = (platform.as_ref(), &self.ordinaries);
                     self.admission
-                        .resolve(&request, &name, &*repository, platform, &options)
+                        .resolve(&request, &name, &*repository, platform, &options, known)
                         .await?
                 }
             };

@@ -23,13 +23,26 @@ use super::{
     store::{ImageRecord, LayerRecord, Stated},
     vouched::{Vouched, VouchedLayer},
 };
-use crate::daemon::{DaemonError, api::MountRequest};
+use crate::daemon::{DaemonError, admission::stated::StatedIndexes, api::MountRequest};
 
 /// Maximum size of the index of one layer, in bytes.
 const INDEX_LIMIT: u64 = 256 << 20;
 
 /// How long it is waited for signatures and indexes before layers are pulled.
 const LOOK_WITHIN: Duration = Duration::from_secs(30);
+
+impl StatedIndexes for Ordinaries {
+    fn recall_index(&self, name: &ImageName, image: &Manifest) -> Option<SignedIndex> {
+        self.stated(name, image).ok().flatten()
+    }
+
+    fn remember_index(&self, image: &Manifest, found: &SignedIndex) {
+        let Some(stated) = Stated::of(&found.manifest, &found.bundles) else { return };
+        if let Err(error) = self.store.note_stated(&image.digest, &stated) {
+            tracing::warn!(%error, "a statement is looked for again");
+        }
+    }
+}
 
 impl Ordinaries {
     /// The image with its configuration.
@@ -119,7 +132,7 @@ impl Ordinaries {
         if self.registry.indexes == IndexTrust::Proven {
             return Ok(None);
         }
-        if let Some(known) = self.stated(image)? {
+        if let Some(known) = self.stated(&image.asked, &image.manifest)? {
             return Ok(Some(known));
         }
         let search = self.find_signed(&image.asked, &image.manifest, &**repository, options);
@@ -138,10 +151,7 @@ impl Ordinaries {
     ) -> Option<SignedIndex> {
         let search = self.gate.signed_index(asked, manifest, None, repository, options);
         let found = tokio::time::timeout(LOOK_WITHIN, search).await.ok()?.ok()??;
-        let stated = Stated::of(&found.manifest, &found.bundles)?;
-        if let Err(error) = self.store.note_stated(&manifest.digest, &stated) {
-            tracing::warn!(%error, "a statement is looked for again");
-        }
+        self.remember_index(manifest, &found);
         Some(found)
     }
 
@@ -152,8 +162,12 @@ impl Ordinaries {
     }
 
     /// The statement that was found earlier, if it still counts.
-    fn stated(&self, image: &Ordinary) -> Result<Option<SignedIndex>, DaemonError> {
-        let Some(Stated { manifest, bundles }) = self.store.stated(&image.manifest.digest) else {
+    fn stated(
+        &self,
+        name: &ImageName,
+        image: &Manifest,
+    ) -> Result<Option<SignedIndex>, DaemonError> {
+        let Some(Stated { manifest, bundles }) = self.store.stated(&image.digest) else {
             return Ok(None);
         };
         let document = Document::new(manifest.into_bytes(), media_type::MANIFEST);
@@ -161,7 +175,7 @@ impl Ordinaries {
             return Ok(None);
         };
         let bundles: Vec<_> = bundles.into_iter().map(Bytes::from).collect();
-        let indexing = self.gate.recheck(&image.asked, &image.manifest, &manifest, &bundles)?;
+        let indexing = self.gate.recheck(name, image, &manifest, &bundles)?;
         Ok(indexing.map(|indexing| SignedIndex { manifest: *manifest, indexing, bundles }))
     }
 

@@ -12,6 +12,7 @@ use std::{
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::{
     sync::Mutex,
+    task::JoinHandle,
     time::{Instant, sleep, sleep_until},
 };
 
@@ -20,6 +21,7 @@ use super::{
     fetch_in_order::{Blobs, ChunkAt},
     spare_slots::SpareSlots,
     whole::{expect, missing},
+    yield_to_readers::yield_while,
 };
 use crate::{
     cache::{BytesFrom, Cache, CachedBlob},
@@ -30,9 +32,6 @@ use crate::{
 /// How long a request waits for readers, and for what starts, pulls and clients wait for: a second
 /// on the whole node, at most.
 const COURTESY: Duration = Duration::from_secs(1);
-
-/// Interval between checks whether they still wait.
-const STEP: Duration = Duration::from_millis(10);
 
 /// How long the link carries a request: a reader that comes meanwhile waits behind it.
 const PIECE_TIME: Duration = Duration::from_millis(4);
@@ -150,11 +149,8 @@ impl Rest {
     async fn turn<T>(&self, cache: &Cache, rate: u64, begin: impl FnOnce() -> (u64, T)) -> T {
         let mut next = self.turn.lock().await;
         sleep_until(*next).await;
-        let since = Instant::now();
         let is_urgent = || cache.is_awaited() || cache.has_urgent_fetches();
-        while is_urgent() && since.elapsed() < COURTESY {
-            sleep(STEP).await;
-        }
+        yield_while(is_urgent, COURTESY).await;
         let (bytes, begun) = begin();
         *next = Instant::now() + Duration::from_secs_f64(bytes as f64 / rate as f64);
         begun
@@ -253,7 +249,8 @@ async fn bring_piece(
     rest.slots.run(LONGEST, rest.turn(cache, rate, begin), request).await
 }
 
-type Requests = Vec<(u64, tokio::task::JoinHandle<Result<(), ReadError>>)>;
+/// Requests and their stored bytes.
+type Requests = Vec<(u64, JoinHandle<Result<(), ReadError>>)>;
 
 /// Sends the requests for a piece, if the disk has room.
 fn begin(

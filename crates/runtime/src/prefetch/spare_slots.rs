@@ -33,12 +33,12 @@ const CROWDED: f64 = 0.82;
 /// others was too slow.
 const STALE: usize = 128;
 
-/// Part of the earlier speed that counts if it is slower then: others may be there for a while, or
-/// the link is slower now.
-const FADE: f64 = 0.9;
-
-/// Requests that measure it.
+/// Requests that measure that.
 const ALONE: usize = 2;
+
+/// Part of the earlier measurement that counts if the new one is slower: others are busy just now,
+/// or the link has become slower.
+const FADE: f64 = 0.9;
 
 /// The slots of a node. There is one at first.
 #[derive(Debug)]
@@ -56,9 +56,10 @@ struct Width {
     in_use: usize,
     /// Permits that are taken away as they are given back.
     surplus: usize,
-    /// Bytes per second of a request alone, 0 at first; and whether that is measured now.
+    /// Bytes per second of a request alone, 0 at first.
     alone: f64,
-    is_measured: bool,
+    /// Whether that is measured now, with one slot.
+    measures_alone: bool,
     round: Round,
     since_alone: usize,
 }
@@ -98,7 +99,7 @@ impl Default for SpareSlots {
             in_use: 0,
             surplus: 0,
             alone: 0.0,
-            is_measured: true,
+            measures_alone: true,
             round: Round::default(),
             since_alone: 0,
         };
@@ -176,20 +177,20 @@ impl Width {
         round.bytes += bytes;
         round.seconds += elapsed.as_secs_f64();
         self.since_alone += 1;
-        let least = if self.is_measured { ALONE } else { ROUND.max(self.slots) };
+        let least = if self.measures_alone { ALONE } else { ROUND.max(self.slots) };
         if round.requests < least {
             return;
         }
         let speed = round.bytes as f64 / round.seconds.max(1e-6);
         self.round = Round::default();
-        if self.is_measured {
+        if self.measures_alone {
             self.alone = speed.max(FADE * self.alone);
-            (self.is_measured, self.slots, self.since_alone) = (false, self.before, 0);
+            (self.measures_alone, self.slots, self.since_alone) = (false, self.before, 0);
             return;
         }
         self.alone = self.alone.max(speed);
         if self.since_alone > STALE {
-            (self.is_measured, self.before, self.slots) = (true, self.slots, 1);
+            (self.measures_alone, self.before, self.slots) = (true, self.slots, 1);
         } else if speed >= ROOM * self.alone {
             self.slots = (self.slots + 1).min(MOST);
         } else if speed < CROWDED * self.alone {

@@ -152,6 +152,9 @@ impl CachedBlob {
 
     /// Stored bytes of the chunks that are not in the file.
     pub(crate) fn missing_bytes(&self) -> u64 {
+        if self.residency.ready_chunks() == self.layout.chunks().len() {
+            return 0;
+        }
         let (here, all) = self.filled();
         all - here
     }

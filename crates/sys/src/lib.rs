@@ -1,4 +1,4 @@
-//! All unsafe code and raw kernel interfaces: fanotify, loop devices, mapped and inherited memory
+//! All unsafe code and raw kernel interfaces: fanotify, loop and mapped devices, mapped and inherited memory
 //! and descriptors.
 //!
 //! Every other crate of the workspace denies unsafe code. This crate stays as thin as the kernel's
@@ -6,6 +6,7 @@
 //! kernel's own output. [`path_error`] adds paths to the errors of the operating system.
 #![allow(unsafe_code)]
 
+pub mod device_mapper;
 pub mod fanotify;
 pub mod heap;
 pub mod inherit;

@@ -12,6 +12,7 @@ pub mod compare;
 pub mod digest;
 pub mod erofs;
 pub mod error;
+pub mod ext4;
 pub mod gzip;
 mod leb128;
 pub mod lesson;

@@ -270,15 +270,15 @@ fn resolve(
 /// together they are no bigger than the file. Without a limit, a few KiB of overlapping inodes
 /// could expand to gigabytes.
 #[derive(Debug)]
-pub(super) struct Budget(u64);
+pub(crate) struct Budget(u64);
 
 impl Budget {
-    pub(super) fn new(bytes: &[u8]) -> Self {
+    pub(crate) fn new(bytes: &[u8]) -> Self {
         Budget(bytes.len() as u64)
     }
 
     /// Charges the size of `inode` with its metadata.
-    pub(super) fn charge(&mut self, inode: &InodeView, chunk_size: u32) -> Result<(), FormatError> {
+    pub(crate) fn charge(&mut self, inode: &InodeView, chunk_size: u32) -> Result<(), FormatError> {
         let content = match inode.file_type {
             FileType::Regular => {
                 inode.size.div_ceil(chunk_size.into()) * size_of::<ChunkIndex>() as u64

@@ -28,6 +28,7 @@ pub use blob::{
     Tail, bare_bootstrap, blob_tail, check_blob, check_ci_entries, check_ci_header, check_ci_table,
     check_ci_units, ci_table_of, layer_tail, meta_file, written_meta_file,
 };
+pub(crate) use bootstrap::Budget;
 pub use bootstrap::{Bootstrap, Chunks, Extent};
 pub use check::{Summary, check};
 pub use dump::dump;

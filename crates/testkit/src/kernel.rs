@@ -26,8 +26,12 @@ pub enum Feature {
     Fanotify,
     /// Mounting an EROFS file without a loop device (Linux 6.12).
     ErofsFileBacked,
-    /// Loop devices, `/dev/fuse`, and EROFS on disks (with several of them since Linux 5.16).
+    /// Loop devices, and `/dev/fuse`.
     Loop,
+    /// EROFS on several disks (Linux 5.16).
+    ErofsOnDisks,
+    /// A file system that the kernel has loaded.
+    Filesystem(&'static str),
     /// `/dev/fuse` that opens, and `fusermount3`.
     Fuse,
     /// The freezer of this version of cgroups.
@@ -44,7 +48,9 @@ impl fmt::Display for Feature {
             Feature::Root => f.write_str("root"),
             Feature::Fanotify => f.write_str("fanotify pre-content events"),
             Feature::ErofsFileBacked => f.write_str("file-backed EROFS mounts"),
-            Feature::Loop => f.write_str("EROFS, FUSE and loop devices"),
+            Feature::Loop => f.write_str("FUSE and loop devices"),
+            Feature::ErofsOnDisks => f.write_str("EROFS on several disks"),
+            Feature::Filesystem(name) => f.write_str(name),
             Feature::Fuse => f.write_str("FUSE"),
             Feature::Freezer(version) => write!(f, "the freezer of cgroup {version:?}"),
             Feature::Program(name) => write!(f, "the program {name}"),
@@ -93,9 +99,19 @@ fn probe(feature: Feature) -> io::Result<()> {
             for path in ["/dev/loop-control", "/dev/fuse"] {
                 fs::File::options().read(true).write(true).open(path)?;
             }
-            match fs::read_to_string("/proc/filesystems")?.contains("\terofs\n") {
+            Ok(())
+        }
+        Feature::ErofsOnDisks => {
+            probe(Feature::Filesystem("erofs"))?;
+            match release()? >= (5, 16) {
                 true => Ok(()),
-                false => Err(io::Error::other("the kernel has no EROFS")),
+                false => Err(io::Error::other("the kernel is older than 5.16")),
+            }
+        }
+        Feature::Filesystem(name) => {
+            match fs::read_to_string("/proc/filesystems")?.contains(&format!("\t{name}\n")) {
+                true => Ok(()),
+                false => Err(io::Error::other("the kernel does not have it")),
             }
         }
         Feature::Freezer(version) => Freezer::create(version)?.thaw(),
@@ -105,6 +121,13 @@ fn probe(feature: Feature) -> io::Result<()> {
             fs::metadata(Path::new(&corpus).join(image).join("index.json")).map(drop)
         }
     }
+}
+
+/// The first two numbers of the kernel's release.
+fn release() -> io::Result<(u32, u32)> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let mut numbers = release.split('.').map_while(|number| number.parse().ok());
+    numbers.next().zip(numbers.next()).ok_or_else(|| io::Error::other(release))
 }
 
 fn program(name: &str) -> io::Result<()> {

@@ -57,6 +57,8 @@ enum Driver {
     Fanotify,
     /// EROFS on loop devices: Linux 5.16 or later, root
     Loop,
+    /// ext4 made on the node, on loop devices: Linux 5.8 or later, root
+    Ext4,
     /// FUSE: any kernel, also without root
     Fuse,
     /// Files that a virtual machine uses as disks: any kernel; Linux 5.16 or later in the machine
@@ -103,6 +105,7 @@ pub(crate) fn request(
             Driver::Auto => DriverChoice::Auto,
             Driver::Fanotify => DriverChoice::Fanotify,
             Driver::Loop => DriverChoice::Loop,
+            Driver::Ext4 => DriverChoice::Ext4,
             Driver::Fuse => DriverChoice::Fuse,
             Driver::Disks => DriverChoice::Disks,
         },

@@ -144,11 +144,12 @@ fn containers(keys: &[String]) -> String {
 }
 
 fn name(driver: lazuli_runtime::daemon::DriverChoice) -> &'static str {
-    use lazuli_runtime::daemon::DriverChoice::{Auto, Disks, Fanotify, Fuse, Loop};
+    use lazuli_runtime::daemon::DriverChoice::{Auto, Disks, Ext4, Fanotify, Fuse, Loop};
     match driver {
         Auto => "auto",
         Fanotify => "fanotify",
         Loop => "loop",
+        Ext4 => "ext4",
         Fuse => "fuse",
         Disks => "disks",
     }

@@ -16,6 +16,7 @@ pub(super) fn driver(node: &Node<'_>) -> Option<Row> {
             Row::fine(CHECK, found)
         }
         DriverChoice::Loop => Row::fine(CHECK, format!("{found}; images are on loop devices")),
+        DriverChoice::Ext4 => Row::fine(CHECK, format!("{found}; images are ext4 on loop devices")),
         DriverChoice::Fuse => Row::advice(
             CHECK,
             format!("{found}; images are served by FUSE, also when they are complete"),

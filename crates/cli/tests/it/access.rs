@@ -28,7 +28,7 @@ use lazuli_testkit::{
 use serde_json::Value;
 use tonic::{Code, Status, transport::Endpoint};
 
-use crate::{lazuli::Lazuli, registry::Registry, reliability::able};
+use crate::{drivers::able, lazuli::Lazuli, registry::Registry};
 
 /// Each is one chunk, so that reading one is one request.
 const FILES: [&str; 5] = ["one", "two", "three", "four", "five"];

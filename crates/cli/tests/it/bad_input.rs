@@ -10,7 +10,7 @@ use lazuli_testkit::{
 };
 use serde_json::{Value, json};
 
-use crate::{lazuli::Lazuli, mount::tar_of};
+use crate::{drivers, lazuli::Lazuli, mount::tar_of};
 
 /// A conversion that must fail: the words its error must have, and no trace at the target.
 #[track_caller]
@@ -186,7 +186,7 @@ fn wrong_bytes_are_an_error_for_their_reader_only() {
     bytes[1000] ^= 1;
     std::fs::write(&blob, bytes).unwrap();
     lazuli.configure("[fetch]\ndeadline_seconds = 2\n");
-    for driver in ["fanotify", "loop", "fuse"] {
+    for driver in drivers::here() {
         let mountpoint = lazuli.directory("mnt");
         lazuli.ok(["mount", "oci:lazy:x", mountpoint.to_str().unwrap(), "--driver", driver]);
         let error = std::fs::read(mountpoint.join("bad")).unwrap_err();

@@ -8,7 +8,7 @@ use lazuli_testkit::{
     odd,
 };
 
-use crate::lazuli::Lazuli;
+use crate::{drivers, lazuli::Lazuli};
 
 const SIZE: usize = 3 << 20;
 
@@ -37,7 +37,7 @@ fn is_right(mountpoint: &std::path::Path, seed: u64, name: &str) -> bool {
 #[test]
 fn a_worker_on_a_full_disk_serves_earlier_mounts() {
     let Some((lazuli, disk, mountpoint)) = on_a_disk() else { return };
-    for driver in ["fanotify", "loop", "fuse"] {
+    for driver in drivers::here() {
         let at = mountpoint.to_str().unwrap();
         lazuli.ok(["mount", "--driver", driver, "oci:lazy:image", at]);
         assert!(is_right(&mountpoint, 1, "a"));

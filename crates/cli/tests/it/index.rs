@@ -12,11 +12,11 @@ use lazuli_testkit::{
 };
 
 use crate::{
+    drivers::able,
     lazuli::Lazuli,
     mount::unpack,
     numbered::{assert_checked, files, read},
     policy::signer::Signer,
-    reliability::able,
 };
 
 const TRUST: &str = "[index]\ntrust = \"repository\"\n[fetch]\namplify_bytes = 0\n";

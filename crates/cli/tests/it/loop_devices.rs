@@ -1,4 +1,4 @@
-//! The driver `loop`: hand-over to the kernel, and clean-up.
+//! The drivers on loop devices, `loop` and `ext4`: hand-over to the kernel, and clean-up.
 
 use std::{
     fs::{self, File},
@@ -13,7 +13,7 @@ use std::{
 use lazuli_testkit::{listing, odd, registry::FakeRegistry};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{lazuli::Lazuli, reliability::able};
+use crate::{drivers::able, lazuli::Lazuli};
 
 /// Longer than any step takes on the busiest machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,12 +26,13 @@ struct Node {
     lazuli: Lazuli,
     registry: FakeRegistry,
     mountpoint: PathBuf,
+    driver: &'static str,
 }
 
 impl Node {
     /// A mounted image with two files of random bytes.
-    fn new() -> Option<Self> {
-        if !able("loop") {
+    fn new(driver: &'static str) -> Option<Self> {
+        if !able(driver) {
             return None;
         }
         static ALONE: Mutex<()> = Mutex::new(());
@@ -42,7 +43,7 @@ impl Node {
             fs::write(lazuli.directory("source").join(name), odd::random(seed, SIZE)).unwrap();
         }
         let mountpoint = lazuli.directory("mnt");
-        let node = Node { _alone: alone, lazuli, registry, mountpoint };
+        let node = Node { _alone: alone, lazuli, registry, mountpoint, driver };
         node.lazuli.ok(["convert", "dir:source", &node.image()]);
         node.mount(&node.mountpoint);
         Some(node)
@@ -53,7 +54,7 @@ impl Node {
     }
 
     fn mount(&self, at: &Path) {
-        self.lazuli.ok(["mount", &self.image(), at.to_str().unwrap(), "--driver", "loop"]);
+        self.lazuli.ok(["mount", &self.image(), at.to_str().unwrap(), "--driver", self.driver]);
     }
 
     fn compare(&self) {
@@ -99,12 +100,56 @@ impl Node {
     }
 }
 
+/// The tests of this file, with one of the drivers.
+macro_rules! tests {
+    ($module:ident, $driver:literal, $($test:ident),*) => {
+        mod $module {
+            $(
+                #[test]
+                fn $test() {
+                    if let Some(node) = super::Node::new($driver) {
+                        super::$test(&node);
+                    }
+                }
+            )*
+
+            #[test]
+            fn three_hundred_mounts_are_served_after_a_killed_worker() {
+                super::three_hundred_mounts_are_served_after_a_killed_worker($driver);
+            }
+        }
+    };
+}
+
+macro_rules! with_each_driver {
+    ($($test:ident),* $(,)?) => {
+        tests!(with_erofs, "loop", $($test),*);
+        tests!(with_ext4, "ext4", $($test),*);
+    };
+}
+
+with_each_driver! {
+    a_complete_image_is_read_without_the_daemon,
+    open_files_are_served_again_after_both_died,
+    nothing_is_left_after_the_last_mount,
+    a_stop_by_force_leaves_errors_and_no_devices,
+    images_share_the_device_of_a_blob_that_both_have,
+    probes_of_a_disk_fetch_nothing_before_it_is_mounted,
+}
+
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
         assert!(started.elapsed() < TIMEOUT, "{what}");
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Disks of Lazuli that the device mapper has, of any node.
+fn joined_disks() -> usize {
+    let disks = fs::read_dir("/sys/block").unwrap().flatten();
+    let names = disks.filter_map(|disk| fs::read_to_string(disk.path().join("dm/name")).ok());
+    names.filter(|name| name.starts_with("lazuli-")).count()
 }
 
 fn drop_caches() {
@@ -116,9 +161,7 @@ fn read_at(file: &File, at: u64) -> std::io::Result<Vec<u8>> {
     file.read_exact_at(&mut bytes, at).map(|()| bytes)
 }
 
-#[test]
-fn a_complete_image_is_read_without_the_daemon() {
-    let Some(node) = Node::new() else { return };
+fn a_complete_image_is_read_without_the_daemon(node: &Node) {
     let open = File::open(node.mountpoint.join("a")).unwrap();
     node.compare();
     until("the blob is handed over", || node.handed_over() == 1);
@@ -131,14 +174,12 @@ fn a_complete_image_is_read_without_the_daemon() {
     drop_caches();
     node.compare();
     assert!(read_at(&open, 1 << 20).unwrap() == odd::random(1, SIZE)[1 << 20..][..64 << 10]);
-    assert_eq!(node.lazuli.mount_status(&node.mountpoint)["driver"], "loop");
+    assert_eq!(node.lazuli.mount_status(&node.mountpoint)["driver"], node.driver);
     assert_eq!(node.handed_over(), 1);
     node.compare();
 }
 
-#[test]
-fn open_files_are_served_again_after_both_died() {
-    let Some(node) = Node::new() else { return };
+fn open_files_are_served_again_after_both_died(node: &Node) {
     let [upper, work, merged] = ["upper", "work", "merged"].map(|d| node.lazuli.directory(d));
     let options = format!(
         "lowerdir={},upperdir={},workdir={}",
@@ -173,9 +214,7 @@ fn open_files_are_served_again_after_both_died() {
     });
 }
 
-#[test]
-fn nothing_is_left_after_the_last_mount() {
-    let Some(node) = Node::new() else { return };
+fn nothing_is_left_after_the_last_mount(node: &Node) {
     let other = node.lazuli.directory("other");
     node.mount(&other);
     assert_eq!(node.loops().len(), 2, "bootstrap and blob: {:?}", node.loops());
@@ -192,13 +231,12 @@ fn nothing_is_left_after_the_last_mount() {
     node.lazuli.ok(["umount", node.mountpoint.to_str().unwrap()]);
     node.lazuli.ok(["stop"]);
     until("the devices are free", || node.loops().is_empty());
+    until("the joined disks are gone", || joined_disks() == 0);
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(node.lazuli.path(".").to_str().unwrap().trim_end_matches('.')));
 }
 
-#[test]
-fn a_stop_by_force_leaves_errors_and_no_devices() {
-    let Some(node) = Node::new() else { return };
+fn a_stop_by_force_leaves_errors_and_no_devices(node: &Node) {
     let open = File::open(node.mountpoint.join("a")).unwrap();
     read_at(&open, 0).unwrap();
     let error = node.lazuli.fails(["stop"]);
@@ -212,18 +250,17 @@ fn a_stop_by_force_leaves_errors_and_no_devices() {
     });
     drop(open);
     until("the devices are free", || node.loops().is_empty());
+    until("the joined disks are gone", || joined_disks() == 0);
 }
 
-#[test]
-fn images_share_the_device_of_a_blob_that_both_have() {
-    let Some(node) = Node::new() else { return };
+fn images_share_the_device_of_a_blob_that_both_have(node: &Node) {
     let lazuli = &node.lazuli;
     // The same content makes the same blob; another file on top makes another image.
     let second = format!("{}/image:2", node.registry.host());
     fs::write(lazuli.path("source/empty"), "").unwrap();
     lazuli.ok(["convert", "dir:source", &second]);
     let other = lazuli.directory("other");
-    lazuli.ok(["mount", &second, other.to_str().unwrap(), "--driver", "loop"]);
+    lazuli.ok(["mount", &second, other.to_str().unwrap(), "--driver", node.driver]);
     assert_eq!(node.loops().len(), 3, "two bootstraps and one blob: {:?}", node.loops());
     listing::assert_equal(lazuli.path("source"), other.clone());
     lazuli.ok(["umount", node.mountpoint.to_str().unwrap()]);
@@ -234,9 +271,7 @@ fn images_share_the_device_of_a_blob_that_both_have() {
 }
 
 /// Programs of the system look at the beginning and end of each new disk.
-#[test]
-fn probes_of_a_disk_fetch_nothing_before_it_is_mounted() {
-    let Some(node) = Node::new() else { return };
+fn probes_of_a_disk_fetch_nothing_before_it_is_mounted(node: &Node) {
     node.lazuli.ok(["umount", node.mountpoint.to_str().unwrap()]);
     node.lazuli.ok(["stop"]);
     let status = |node: &Node| node.lazuli.mount_status(&node.mountpoint);
@@ -249,9 +284,8 @@ fn probes_of_a_disk_fetch_nothing_before_it_is_mounted() {
     node.compare();
 }
 
-#[test]
-fn three_hundred_mounts_are_served_after_a_killed_worker() {
-    if !able("loop") {
+fn three_hundred_mounts_are_served_after_a_killed_worker(driver: &str) {
+    if !able(driver) {
         return;
     }
     let lazuli = Lazuli::new();
@@ -265,7 +299,7 @@ fn three_hundred_mounts_are_served_after_a_killed_worker() {
     for number in 0..count {
         let at = lazuli.directory(&format!("mnt-{number}"));
         let image = format!("oci:lazy:{number}");
-        lazuli.ok(["mount", &image, at.to_str().unwrap(), "--driver", "loop"]);
+        lazuli.ok(["mount", &image, at.to_str().unwrap(), "--driver", driver]);
     }
     let took = begun.elapsed();
     lazuli.kill(lazuli.worker());
@@ -274,7 +308,7 @@ fn three_hundred_mounts_are_served_after_a_killed_worker() {
         assert!(content == odd::random(number, 5000), "{number}");
     }
     crate::reliability::report(
-        "mounts-loop",
+        &format!("mounts-{driver}"),
         &serde_json::json!({ "mounts": count, "ms_each": took.as_secs_f64() * 1e3 / count as f64 }),
     );
     for number in 0..count {

@@ -14,6 +14,7 @@ mod copy;
 mod daemon;
 mod diff;
 mod disks;
+mod drivers;
 mod faults;
 mod full_disk;
 mod guests;

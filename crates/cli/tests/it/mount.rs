@@ -17,6 +17,7 @@ use lazuli_testkit::{
 };
 
 use crate::{
+    drivers::{self, able},
     lazuli::{Lazuli, corpus},
     prefetch,
     registry::Registry,
@@ -30,15 +31,6 @@ pub(crate) fn unpack(layout: &Path, tag: &str, lazuli: &Lazuli) -> PathBuf {
     let output = output.expect("umoci, which `make test` installs");
     assert!(output.status.success(), "umoci: {}", String::from_utf8_lossy(&output.stderr));
     bundle.join("rootfs")
-}
-
-fn able(driver: &str) -> bool {
-    let features: &[Feature] = match driver {
-        "fanotify" => &[Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked],
-        "loop" => &[Feature::Root, Feature::Loop],
-        _ => &[Feature::Root, Feature::Fuse],
-    };
-    features.iter().all(|feature| require(*feature))
 }
 
 /// Converts `layout`, mounts it with `driver`, compares every entry, and checks the image.
@@ -78,6 +70,13 @@ fn odd_tree_with_loop() {
 }
 
 #[test]
+fn odd_tree_with_ext4() {
+    let directory = tempfile::tempdir().unwrap();
+    odd::image().compressed_with(Compression::Gzip).write_layout(directory.path(), "odd").unwrap();
+    same_tree(directory.path(), "odd", "ext4", None);
+}
+
+#[test]
 fn odd_tree_with_fuse() {
     let directory = tempfile::tempdir().unwrap();
     odd::image().compressed_with(Compression::Gzip).write_layout(directory.path(), "odd").unwrap();
@@ -87,10 +86,7 @@ fn odd_tree_with_fuse() {
 /// A user of the node does not become root through a mounted image.
 #[test]
 fn set_user_id_programs_work_where_they_are_asked_for() {
-    for driver in ["fanotify", "loop", "fuse"] {
-        if !able(driver) {
-            continue;
-        }
+    for driver in drivers::here() {
         let lazuli = Lazuli::new();
         let program = lazuli.directory("source").join("id");
         fs::copy("/usr/bin/id", &program).unwrap();
@@ -115,7 +111,7 @@ fn corpus_images_from_a_registry_show_the_same_tree() {
     let registry = Registry::start();
     for name in ["busybox", "debian-slim", "redis", "lua"] {
         let Some(layout) = corpus(name) else { return };
-        for driver in ["fanotify", "loop", "fuse"] {
+        for driver in drivers::here() {
             let target = registry.image(&format!("{name}:{driver}"));
             same_tree(&layout, "latest", driver, Some(&target));
         }
@@ -161,8 +157,6 @@ fn the_configuration_allows_and_forbids_direct_reads() {
 
 #[test]
 fn a_hundred_layers_are_a_hundred_devices() {
-    let drivers = ["fanotify", "loop"].into_iter().filter(|driver| able(driver));
-    let drivers: Vec<_> = drivers.collect();
     let layers = (0..100).map(|index| {
         let name = format!("file-{index}");
         lazuli_testkit::oci::Layer::new(tar_of(&name, &odd::random(index, 5000)), Compression::None)
@@ -172,7 +166,7 @@ fn a_hundred_layers_are_a_hundred_devices() {
     Image::new(layers).write_layout(&layout, "many").unwrap();
     lazuli.ok(["convert", &format!("oci:{}:many", layout.display()), "oci:lazy:many"]);
     let mountpoint = lazuli.directory("mnt");
-    for driver in drivers {
+    for driver in drivers::here().filter(|driver| *driver != "fuse") {
         lazuli.ok(["mount", "oci:lazy:many", mountpoint.to_str().unwrap(), "--driver", driver]);
         for index in 0..100 {
             let content = std::fs::read(mountpoint.join(format!("file-{index}"))).unwrap();

@@ -14,10 +14,10 @@ use lazuli_testkit::{
 use serde_json::Value;
 
 use crate::{
+    drivers::able,
     lazuli::Lazuli,
     mount::unpack,
     numbered::{assert_checked, files, read},
-    reliability::able,
 };
 
 /// The odd image as its tables of contents can say it, each layer made by `make`.

@@ -1,13 +1,16 @@
 //! The kernel drivers of a node: which of them work, and which one a mount gets.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use tokio::sync::OnceCell;
 
 use super::{DaemonError, DriverChoice};
 use crate::{
     keeper::Link,
-    kernel::{Probe, fanotify, loop_devices},
+    kernel::{Probe, ext4, fanotify, loop_devices},
 };
 
 /// Whether to try the fanotify driver.
@@ -25,8 +28,12 @@ pub(super) struct Drivers {
     pub(super) probe: Probe,
     pub(super) link: Arc<Link>,
     pub(super) fanotify: Option<Arc<fanotify::Session>>,
-    /// See [`Drivers::start_loops`].
-    pub(super) loops: OnceCell<Result<Arc<loop_devices::Session>, String>>,
+    /// See [`Drivers::start_disks`].
+    pub(super) disks: OnceCell<Result<Arc<loop_devices::Session>, String>>,
+    /// Whether the driver `loop` works.
+    erofs_on_disks: OnceCell<Result<(), String>>,
+    /// Whether the driver `ext4` works.
+    ext4_on_disks: OnceCell<Result<(), String>>,
     /// The cache's directory, where drivers are tried.
     directory: PathBuf,
 }
@@ -51,7 +58,15 @@ impl Drivers {
             }
             None => {}
         }
-        Drivers { probe, link, fanotify: None, loops: OnceCell::new(), directory }
+        Drivers {
+            probe,
+            link,
+            fanotify: None,
+            disks: OnceCell::new(),
+            erofs_on_disks: OnceCell::new(),
+            ext4_on_disks: OnceCell::new(),
+            directory,
+        }
     }
 
     /// Starts a fanotify session, if this machine supports it. No event is answered before
@@ -72,14 +87,11 @@ impl Drivers {
         &self,
         wanted: DriverChoice,
     ) -> Result<(DriverChoice, String), DaemonError> {
-        let loops;
         let (driver, works) = match wanted {
             DriverChoice::Auto => return Ok(self.default_driver()),
             DriverChoice::Fanotify => ("fanotify", self.probe.fanotify.as_ref().err()),
-            DriverChoice::Loop => {
-                loops = self.start_loops().await;
-                ("loop", loops.as_ref().err())
-            }
+            DriverChoice::Loop => ("loop", self.try_loop().await.as_ref().err()),
+            DriverChoice::Ext4 => ("ext4", self.try_ext4().await.as_ref().err()),
             DriverChoice::Fuse => ("fuse", self.probe.fuse.as_ref().err()),
             DriverChoice::Disks => ("disks", self.probe.fuse.as_ref().err()),
         };
@@ -101,39 +113,60 @@ impl Drivers {
             }
             Err(reason) => format!("fanotify does not work: {reason}"),
         };
-        match self.loops.get() {
-            Some(Ok(_)) => (DriverChoice::Loop, fanotify),
+        let loops = match self.erofs_on_disks.get() {
+            Some(Ok(())) => return (DriverChoice::Loop, fanotify),
+            Some(Err(reason)) => format!("{fanotify}; loop does not work: {reason}"),
+            None => return (DriverChoice::Fuse, fanotify),
+        };
+        match self.ext4_on_disks.get() {
+            Some(Ok(())) => (DriverChoice::Ext4, loops),
             Some(Err(reason)) => {
-                (DriverChoice::Fuse, format!("{fanotify}; loop does not work: {reason}"))
+                (DriverChoice::Fuse, format!("{loops}; ext4 does not work: {reason}"))
             }
-            None => (DriverChoice::Fuse, fanotify),
+            None => (DriverChoice::Fuse, loops),
         }
     }
 
-    /// Finds out about the drivers that [`Drivers::default_driver`] may have to fall back to.
+    /// Finds out about the drivers that [`Drivers::default_driver`] may have to fall back to. The
+    /// results are remembered.
     pub(super) async fn find_default(&self) {
-        if self.probe.fanotify.is_err() {
-            // The result is remembered.
-            let _ = self.start_loops().await;
+        if self.probe.fanotify.is_err() && self.try_loop().await.is_err() {
+            let _ = self.try_ext4().await;
         }
     }
 
-    /// The session of the driver `loop`, which is started and tested on the first call; the error
+    /// Tries the driver `loop` on the first call; the error is the reason why it does not work.
+    async fn try_loop(&self) -> &Result<(), String> {
+        self.erofs_on_disks.get_or_init(|| self.try_on_disks(loop_devices::probe::run)).await
+    }
+
+    /// The same for the driver `ext4`.
+    async fn try_ext4(&self) -> &Result<(), String> {
+        self.ext4_on_disks.get_or_init(|| self.try_on_disks(ext4::probe::run)).await
+    }
+
+    async fn try_on_disks(
+        &self,
+        probe: fn(&loop_devices::Session, &Path) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let session = self.start_disks().await?;
+        let directory = self.directory.clone();
+        let tried = tokio::task::spawn_blocking(move || probe(&session, &directory)).await;
+        tried.unwrap_or_else(|error| Err(error.to_string()))
+    }
+
+    /// The session of the drivers `loop` and `ext4`, which is started on the first call; the error
     /// is the reason why there is none.
-    pub(super) async fn start_loops(&self) -> Result<Arc<loop_devices::Session>, String> {
+    async fn start_disks(&self) -> Result<Arc<loop_devices::Session>, String> {
         let start = async {
             let link = self.link.clone();
-            let directory = self.directory.clone();
             let runtime = tokio::runtime::Handle::current();
-            let tried = tokio::task::spawn_blocking(move || {
+            let started = tokio::task::spawn_blocking(move || {
                 let _runtime = runtime.enter();
-                let session =
-                    loop_devices::Session::start(&link).map_err(|error| error.to_string())?;
-                loop_devices::probe::run(&session, &directory)?;
-                Ok(session)
+                loop_devices::Session::start(&link).map_err(|error| error.to_string())
             });
-            tried.await.unwrap_or_else(|error| Err(error.to_string()))
+            started.await.unwrap_or_else(|error| Err(error.to_string()))
         };
-        self.loops.get_or_init(|| start).await.clone()
+        self.disks.get_or_init(|| start).await.clone()
     }
 }

@@ -15,7 +15,7 @@ use super::{
     admission::Admission,
     background::{prefetch_jobs::PrefetchJobs, remember::Remembering},
     drivers::{Drivers, Fanotify},
-    filesystems::erofs::{self, Filesystems},
+    filesystems::mounted::{self, Filesystems},
     lifecycle::Lifecycle,
     mounts::table::MountTable,
     ordinary::state::Ordinaries,
@@ -93,7 +93,7 @@ impl Node {
         let prefetcher = Prefetcher::new(settings.prefetch.clone(), root, cache.clone());
         let drivers = Drivers::new(directory, link, fanotify, settings.direct_io);
         let filesystems = Filesystems::new(alive, drivers.probe.direct_reads.is_ok());
-        tokio::spawn(erofs::sweep_while_used(Arc::downgrade(&filesystems)));
+        tokio::spawn(mounted::sweep_while_used(Arc::downgrade(&filesystems)));
         let registry = settings.registry.clone();
         tokio::task::spawn_blocking(move || registry.warm_up());
         Ok(Node {

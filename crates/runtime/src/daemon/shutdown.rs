@@ -17,7 +17,7 @@ pub enum Stop {
 impl Node {
     /// Returns when the mounts of now have answered every request that an earlier worker left.
     pub(super) async fn caught_up(&self) {
-        if let Some(Ok(session)) = self.drivers.loops.get() {
+        if let Some(Ok(session)) = self.drivers.disks.get() {
             session.caught_up().await;
         }
         self.mounts.caught_up().await;

@@ -1,4 +1,4 @@
-//! EROFS mounts of images, and bind mounts of them.
+//! Mounts of images by the kernel's own file systems, and bind mounts of them.
 //!
 //! The mount API (`fsopen`, `fsconfig`, `fsmount`) takes one device at a time. mount(2) takes 4095
 //! bytes of options, which some 40 blobs exceed.
@@ -14,7 +14,10 @@ use std::{
     sync::Mutex,
 };
 
-use lazuli_sys::loop_device::LoopDevice;
+use lazuli_sys::{
+    device_mapper::{self, JoinedDisk},
+    loop_device::LoopDevice,
+};
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, makedev, open, statx},
     io::Errno,
@@ -78,8 +81,9 @@ impl From<MountError> for io::Error {
     }
 }
 
-/// The backing device of an EROFS file system, which the kernel removes with the last user of the
-/// file system: a device of its own for one on files, else the loop device with its metadata.
+/// The backing device of a file system, which the kernel removes with the last user of the file
+/// system: a device of its own for EROFS on files, the loop device with the metadata for EROFS on
+/// loop devices, the joined disk for ext4.
 ///
 /// A file system can live longer than every mount of it that we know: in an overlay mount on top,
 /// in another mount namespace, or in a file that is still open.
@@ -100,24 +104,62 @@ impl Backing {
         Ok(Backing(vec![format!("{name}-{}", sequence.trim_end())]))
     }
 
-    /// The loop device that has the metadata, if it is on one.
+    /// Identifies a file system on a joined disk: `dm-3-lazuli-4f1c…`, with its uuid.
+    fn of_joined(disk: &JoinedDisk) -> Self {
+        Backing(vec![format!("{}-{}", disk.name(), disk.uuid())])
+    }
+
+    /// The disk that has the metadata, if it is on one.
     pub fn disk(&self) -> Option<PathBuf> {
-        let (name, _) = disk(self.0.first()?)?;
-        Some(Path::new("/dev").join(name))
+        Some(Path::new("/dev").join(disk(self.0.first()?)?.name()))
+    }
+
+    /// The kernel's name for the kind of file system.
+    pub fn kind(&self) -> &'static CStr {
+        match self.0.first().map(|name| disk(name)) {
+            Some(Some(Disk::Joined { .. })) => c"ext4",
+            _ => c"erofs",
+        }
     }
 }
 
-/// The name of a loop device and its sequence number.
-fn disk(name: &str) -> Option<(&str, &str)> {
-    name.split_once('-').filter(|(name, _)| name.starts_with("loop"))
+/// A disk, and what tells it from others that had its name before or have it later.
+enum Disk<'a> {
+    Loop { name: &'a str, sequence: &'a str },
+    Joined { name: &'a str, uuid: &'a str },
+}
+
+impl Disk<'_> {
+    fn name(&self) -> &str {
+        match self {
+            Disk::Loop { name, .. } | Disk::Joined { name, .. } => name,
+        }
+    }
+}
+
+/// `loop7-123` or `dm-3-lazuli-4f1c…`.
+fn disk(name: &str) -> Option<Disk<'_>> {
+    if name.starts_with("loop") {
+        let (name, sequence) = name.split_once('-')?;
+        return Some(Disk::Loop { name, sequence });
+    }
+    let number = name.strip_prefix("dm-")?.find('-')?;
+    let (name, uuid) = name.split_at("dm-".len() + number);
+    Some(Disk::Joined { name, uuid: &uuid[1..] })
 }
 
 fn is_alive(name: &str) -> bool {
-    let Some((name, sequence)) = disk(name) else { return Path::new(BDI).join(name).exists() };
-    let device = Path::new(BLOCK).join(name);
-    let same =
-        fs::read_to_string(device.join(SEQUENCE)).is_ok_and(|now| now.trim_end() == sequence);
-    same && device.join("loop").exists()
+    match disk(name) {
+        Some(Disk::Loop { name, sequence }) => {
+            let device = Path::new(BLOCK).join(name);
+            let now = fs::read_to_string(device.join(SEQUENCE));
+            now.is_ok_and(|now| now.trim_end() == sequence) && device.join("loop").exists()
+        }
+        Some(Disk::Joined { name, uuid }) => {
+            device_mapper::uuid_of(name).is_some_and(|now| now == uuid)
+        }
+        None => Path::new(BDI).join(name).exists(),
+    }
 }
 
 impl fmt::Display for Backing {
@@ -126,17 +168,17 @@ impl fmt::Display for Backing {
     }
 }
 
-/// An EROFS image, mounted detached. Dropping it releases the file system; bind mounts of it stay.
+/// An image, mounted detached. Dropping it releases the file system; bind mounts of it stay.
 #[derive(Debug)]
-pub struct Erofs {
+pub struct ImageMount {
     tree: OwnedFd,
     backing: Backing,
     /// Dropped after the rest.
     _last: Option<Box<dyn fmt::Debug + Send + Sync>>,
 }
 
-impl Erofs {
-    /// Mounts the image `bootstrap` with `devices`, in the order of its device table.
+impl ImageMount {
+    /// Mounts the image `bootstrap` as EROFS with `devices`, in the order of its device table.
     ///
     /// The mount is read-only and `nodev`: device nodes of an image are data of the image and must
     /// not open devices of the node. Containers are not limited by that, as overlayfs opens device
@@ -147,34 +189,46 @@ impl Erofs {
     /// when it opens the files, and never again.
     pub fn mount(bootstrap: &Path, devices: &[BorrowedFd<'_>]) -> Result<Self, MountError> {
         // The kernel reads inodes through the page cache of the bootstrap, one block at a time.
-        preread(bootstrap).map_err(|error| MountError::new("read", bootstrap, error))?;
+        preread(bootstrap, u64::MAX).map_err(|error| MountError::new("read", bootstrap, error))?;
         let (tree, backing) = create(bootstrap, devices)?;
-        Ok(Erofs { tree, backing, _last: None })
+        Ok(ImageMount { tree, backing, _last: None })
     }
 
-    /// Mounts the image with its bootstrap on the disk `primary` and its `devices` in the order of
-    /// its device table. Otherwise like [`Erofs::mount`].
+    /// Mounts the image as EROFS with its bootstrap on the disk `primary` and its `devices` in the
+    /// order of its device table. Otherwise like [`ImageMount::mount`].
     pub fn mount_disks(primary: &LoopDevice, devices: &[PathBuf]) -> Result<Self, MountError> {
         let source = primary.path();
-        let name = format!("loop{}", primary.number());
-        let failed = |what| {
-            let source = source.clone();
-            move |error: io::Error| MountError::new(what, &source, error)
-        };
+        let backing = Backing::of_disk(primary)
+            .map_err(|error| MountError::new("find out about", &source, error))?;
+        ImageMount::mount_on(&source, u64::MAX, devices, backing)
+    }
+
+    /// Mounts the image as ext4 on a disk that begins with `metadata` bytes of names and
+    /// attributes. Otherwise like [`ImageMount::mount`].
+    pub fn mount_joined(disk: &JoinedDisk, metadata: u64) -> Result<Self, MountError> {
+        ImageMount::mount_on(&disk.path(), metadata, &[], Backing::of_joined(disk))
+    }
+
+    fn mount_on(
+        source: &Path,
+        metadata: u64,
+        devices: &[PathBuf],
+        backing: Backing,
+    ) -> Result<Self, MountError> {
         // The read-ahead of a file system is that of the disk with its metadata.
+        let name = source.file_name().unwrap_or_default();
         raise_read_ahead(&Path::new(BLOCK).join(name).join("queue"));
-        preread(&source).map_err(failed("read"))?;
-        let backing = Backing::of_disk(primary).map_err(failed("find out about"))?;
-        let context = configure(&source, devices)?;
-        fsconfig_create(context.as_fd()).map_err(|error| refused(&context, &source, error))?;
-        let tree = detached(&context, &source)?;
-        Ok(Erofs { tree, backing, _last: None })
+        preread(source, metadata).map_err(|error| MountError::new("read", source, error))?;
+        let context = configure(backing.kind(), source, devices)?;
+        fsconfig_create(context.as_fd()).map_err(|error| refused(&context, source, error))?;
+        let tree = detached(&context, source)?;
+        Ok(ImageMount { tree, backing, _last: None })
     }
 
     /// The same with something that is dropped after everything that this process has of the mount.
     #[must_use]
     pub fn with_last(self, last: impl fmt::Debug + Send + Sync + 'static) -> Self {
-        Erofs { _last: Some(Box::new(last)), ..self }
+        ImageMount { _last: Some(Box::new(last)), ..self }
     }
 
     /// Takes over the topmost mount at `path`, without mounts below it. Marks have to be back on
@@ -183,7 +237,7 @@ impl Erofs {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let tree = open_tree(CWD, path, flags)
             .map_err(|error| MountError::new("take over", path, error))?;
-        Ok(Erofs { tree, backing, _last: None })
+        Ok(ImageMount { tree, backing, _last: None })
     }
 
     /// Shows the image at the directory `to`, too.
@@ -204,7 +258,7 @@ impl Erofs {
             // Before Linux 6.15 a mount that is attached nowhere cannot be cloned. To mount a disk
             // again is to mount the file system that is on it.
             (Err(Errno::INVAL), Some(disk)) => {
-                let context = configure(&disk, &[])?;
+                let context = configure(self.backing.kind(), &disk, &[])?;
                 let again = fsconfig_create(context.as_fd());
                 again.map_err(|error| refused(&context, &disk, error))?;
                 Ok(detached(&context, &disk)?)
@@ -221,7 +275,7 @@ impl Erofs {
         self.reconfigure(Some(c"directio"))
     }
 
-    /// Takes [`Erofs::read_directly`] back. Reads that have begun end as they are.
+    /// Takes [`ImageMount::read_directly`] back. Reads that have begun end as they are.
     pub fn read_through_cache(&self) -> io::Result<()> {
         self.reconfigure(None)
     }
@@ -252,7 +306,7 @@ impl Erofs {
     }
 }
 
-impl AsFd for Erofs {
+impl AsFd for ImageMount {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.tree.as_fd()
     }
@@ -267,7 +321,7 @@ pub(super) fn create(
     // By descriptor, so that a renamed file cannot take its place.
     let path = |device: &BorrowedFd<'_>| format!("/proc/self/fd/{}", device.as_raw_fd()).into();
     let devices: Vec<PathBuf> = devices.iter().map(path).collect();
-    let context = configure(bootstrap, &devices)?;
+    let context = configure(c"erofs", bootstrap, &devices)?;
     let (bdi, created) = watch_bdi(|| fsconfig_create(context.as_fd()));
     created.map_err(|error| refused(&context, bootstrap, error))?;
     match &bdi[..] {
@@ -293,9 +347,9 @@ fn detached(context: &OwnedFd, source: &Path) -> Result<OwnedFd, MountError> {
         .map_err(|error| refused(context, source, error))
 }
 
-fn configure(source: &Path, devices: &[PathBuf]) -> Result<OwnedFd, MountError> {
+fn configure(kind: &CStr, source: &Path, devices: &[PathBuf]) -> Result<OwnedFd, MountError> {
     let refused_early = |error| MountError::new("mount", source, error);
-    let context = fsopen(c"erofs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(refused_early)?;
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).map_err(refused_early)?;
     let set = || {
         fsconfig_set_string(context.as_fd(), c"source", source)?;
         for device in devices {
@@ -335,8 +389,9 @@ fn list_bdi() -> BTreeSet<String> {
     names.filter(|name| name.starts_with("erofs-")).collect()
 }
 
-fn preread(path: &Path) -> io::Result<()> {
-    let mut file = File::open(path)?;
+/// Reads a file, or so many bytes of it, into the page cache.
+fn preread(path: &Path, bytes: u64) -> io::Result<()> {
+    let mut file = File::open(path)?.take(bytes);
     let mut buffer = vec![0; 1 << 20];
     while file.read(&mut buffer)? > 0 {}
     Ok(())
@@ -386,9 +441,13 @@ mod tests {
     fn backing_devices_are_told_apart() {
         let backing = |names: &[&str]| Backing(names.iter().map(|name| (*name).into()).collect());
         assert_eq!(backing(&["loop7-123"]).disk(), Some("/dev/loop7".into()));
+        assert_eq!(backing(&["dm-3-lazuli-4f-1c"]).disk(), Some("/dev/dm-3".into()));
         assert_eq!(backing(&["erofs-12"]).disk(), None);
+        let kinds = ["loop7-123", "dm-3-lazuli-4f", "erofs-12"].map(|name| backing(&[name]).kind());
+        assert_eq!(kinds, [c"erofs", c"ext4", c"erofs"]);
         assert_eq!(backing(&["loop7-123"]).to_string(), "loop7-123");
         assert!(!backing(&["loop999999-1"]).is_alive());
+        assert!(!backing(&["dm-999999-lazuli-4f"]).is_alive());
         assert!(!backing(&["erofs-999999999"]).is_alive());
         assert!(backing(&[]).is_alive(), "in doubt");
     }

@@ -10,7 +10,7 @@ pub struct Probe {
     /// The fanotify driver, with a cache in the directory that was probed.
     pub fanotify: Result<(), String>,
     /// Direct reads with the fanotify driver, see
-    /// [`Erofs::read_directly`](super::mount::Erofs::read_directly).
+    /// [`ImageMount::read_directly`](super::mount::ImageMount::read_directly).
     pub direct_reads: Result<(), String>,
     /// The FUSE driver.
     pub fuse: Result<(), String>,

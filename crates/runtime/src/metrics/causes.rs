@@ -111,6 +111,8 @@ pub enum Driver {
     Fanotify,
     /// EROFS over loop devices.
     Loop,
+    /// ext4 over loop devices.
+    Ext4,
     /// FUSE.
     Fuse,
     /// FUSE files that are disks.
@@ -119,13 +121,14 @@ pub enum Driver {
 
 impl Driver {
     /// Every driver, in the order of its numbers.
-    pub const ALL: [Self; 4] = [Self::Fanotify, Self::Loop, Self::Fuse, Self::Disks];
+    pub const ALL: [Self; 5] = [Self::Fanotify, Self::Loop, Self::Ext4, Self::Fuse, Self::Disks];
 
     /// Its name as a label.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fanotify => "fanotify",
             Self::Loop => "loop",
+            Self::Ext4 => "ext4",
             Self::Fuse => "fuse",
             Self::Disks => "disks",
         }

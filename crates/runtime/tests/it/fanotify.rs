@@ -17,7 +17,7 @@ use lazuli_runtime::{
     kernel::{
         Probe, fanotify,
         fanotify::{Session, Watch},
-        mount::{self, Erofs, Suid},
+        mount::{self, ImageMount, Suid},
     },
 };
 use lazuli_sys::{
@@ -56,7 +56,7 @@ pub(crate) struct Node {
     pub(crate) blobs: Vec<Arc<CachedBlob>>,
     watches: Vec<Watch>,
     session: Arc<Session>,
-    erofs: Option<Erofs>,
+    erofs: Option<ImageMount>,
     at: PathBuf,
     dir: TempDir,
 }
@@ -378,7 +378,7 @@ async fn the_next_daemon_takes_over_and_zeros_are_forgotten() {
     node.watches = node.blobs.iter().map(watch).collect();
     let backing = node.erofs.take().unwrap().backing().clone();
     node.drop_pages().await;
-    node.erofs = Some(Erofs::adopt(&node.at, backing).unwrap());
+    node.erofs = Some(ImageMount::adopt(&node.at, backing).unwrap());
     node.watches.iter_mut().for_each(Watch::mounted);
     node.compare().await;
 }

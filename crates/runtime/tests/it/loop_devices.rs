@@ -14,7 +14,7 @@ use lazuli_runtime::{
     keeper::Link,
     kernel::{
         loop_devices::{self, Disk, Session},
-        mount::{self, Erofs, Suid},
+        mount::{self, ImageMount, Suid},
     },
 };
 use lazuli_testkit::kernel::{Feature, require};
@@ -36,7 +36,7 @@ fn able() -> bool {
 
 /// The part of a daemon that serves one image. The mount is dropped first.
 struct Node {
-    mounted: Option<(Unmount, Erofs)>,
+    mounted: Option<(Unmount, ImageMount)>,
     disks: Vec<Arc<Disk>>,
     session: Arc<Session>,
     blobs: Vec<Arc<CachedBlob>>,

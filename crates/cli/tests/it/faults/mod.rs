@@ -20,7 +20,10 @@ use lazuli_sys::mmap::{FinishedFile, Map};
 use serde_json::json;
 
 use self::scene::{Scene, Seen};
-use crate::reliability::{able, report_row, round_seconds};
+use crate::{
+    drivers::able,
+    reliability::{report_row, round_seconds},
+};
 
 /// Seconds that a busy machine may add.
 const SLACK: f64 = 10.0;

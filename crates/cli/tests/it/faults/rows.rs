@@ -9,7 +9,7 @@ use super::{
     Case,
     scene::{Scene, Seen, content},
 };
-use crate::reliability::{able, soak};
+use crate::{drivers::able, reliability::soak};
 
 /// Path of the data: the storage that the registry redirects to.
 const DATA: &str = "/app/sha256:";

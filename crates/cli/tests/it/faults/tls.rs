@@ -10,7 +10,7 @@ use lazuli_testkit::{
     odd,
 };
 
-use crate::{lazuli::Lazuli, registry::Registry, reliability::able};
+use crate::{drivers::able, lazuli::Lazuli, registry::Registry};
 
 fn openssl(directory: &Path, arguments: &str) {
     let arguments = arguments.split_ascii_whitespace();

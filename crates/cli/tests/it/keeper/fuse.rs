@@ -103,7 +103,7 @@ fn containers_notice_nothing_of_kills_and_takeovers_with_loop() {
 fn notice_nothing(driver: &str) {
     const KILLS: usize = 12;
     const ROUNDS: usize = KILLS + 3;
-    if !crate::reliability::able(driver) {
+    if !crate::drivers::able(driver) {
         return;
     }
     let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());

@@ -21,7 +21,7 @@ use rustix::{
     process::{Pid, Signal, kill_process},
 };
 
-use crate::lazuli::Lazuli;
+use crate::{drivers, lazuli::Lazuli};
 
 mod fuse;
 
@@ -38,7 +38,7 @@ struct Node {
 
 /// A mounted image with one file `a` of random bytes, from a registry that can be made slow.
 fn mounted(driver: &str) -> Option<Node> {
-    if !crate::reliability::able(driver) {
+    if !crate::drivers::able(driver) {
         return None;
     }
     let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
@@ -105,7 +105,7 @@ fn part(at: usize) -> Vec<u8> {
 
 #[test]
 fn a_reader_waits_while_the_worker_is_started_again() {
-    for driver in ["fanotify", "loop", "fuse"] {
+    for driver in drivers::here() {
         let Some(node) = mounted(driver) else { continue };
         let [keeper, worker] = node.pids();
         let bytes = node.read_while(1 << 20, |_| kill(worker)).unwrap();
@@ -121,7 +121,7 @@ fn a_reader_waits_while_the_worker_is_started_again() {
 
 #[test]
 fn a_worker_whose_keeper_dies_gets_another_one() {
-    for driver in ["fanotify", "loop", "fuse"] {
+    for driver in drivers::here() {
         let Some(node) = mounted(driver) else { continue };
         let [keeper, worker] = node.pids();
         let bytes = node.read_while(0, |_| kill(keeper)).unwrap();
@@ -214,7 +214,7 @@ fn zeros_that_were_read_without_a_daemon_are_dropped() {
 
 #[test]
 fn a_reader_notices_nothing_of_a_takeover() {
-    for driver in ["fanotify", "loop", "fuse"] {
+    for driver in drivers::here() {
         let Some(node) = mounted(driver) else { continue };
         let [keeper, worker] = node.pids();
         let bytes = node.read_while(2 << 20, |node| {
@@ -356,7 +356,7 @@ fn process(node: &Node, flag: &str) -> Pid {
 
 #[test]
 fn a_takeover_survives_the_old_keepers_death() {
-    for driver in ["fanotify", "loop", "fuse"] {
+    for driver in drivers::here() {
         let Some(node) = mounted(driver) else { continue };
         let before = node.pids();
         let bytes = node.read_while(1 << 20, |node| {
@@ -373,7 +373,7 @@ fn a_takeover_survives_the_old_keepers_death() {
 
 #[test]
 fn the_old_daemon_goes_on_when_its_successor_dies() {
-    for driver in ["fanotify", "loop", "fuse"] {
+    for driver in drivers::here() {
         let Some(node) = mounted(driver) else { continue };
         let before = node.pids();
         let bytes = node.read_while(1 << 20, |node| {
@@ -528,7 +528,7 @@ fn with_a_service_manager_readers_wait_also_when_both_die() {
     if !require(Feature::Program("python3")) {
         return;
     }
-    for driver in ["fanotify", "loop", "fuse"] {
+    for driver in drivers::here() {
         let Some(node) = mounted(driver) else { continue };
         let mountpoint = node.mountpoint.to_str().unwrap().to_owned();
         umount(&node.lazuli, &node.mountpoint);

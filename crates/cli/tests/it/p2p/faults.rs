@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use super::scene::{FETCH, FILES, Image, Node, QUIET};
 use crate::{
+    drivers::able,
     prefetch::wait,
-    reliability::{able, report_row, round_seconds},
+    reliability::{report_row, round_seconds},
 };
 
 /// Seconds that a busy machine may add: fewer than lie between detecting a hanging daemon and

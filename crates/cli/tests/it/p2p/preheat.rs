@@ -3,7 +3,7 @@
 use lazuli_testkit::registry::Fault;
 
 use super::scene::{FETCH, FILES, Image, QUIET};
-use crate::{prefetch::wait, reliability::able};
+use crate::{drivers::able, prefetch::wait};
 
 /// As at Docker Hub: Dragonfly is shown the token that was got for the manifest.
 #[test]

@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use super::scene::{FETCH, FILES, Image, Node, QUIET};
 use crate::{
+    drivers::able,
     prefetch::{LEARN, forget, mounting, teach_reading, wait},
-    reliability::able,
 };
 
 fn read_all(node: &Node) {

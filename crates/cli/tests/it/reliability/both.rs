@@ -4,13 +4,14 @@ use lazuli_testkit::reading::{Access, Mode, now};
 use serde_json::{Value, json};
 
 use super::{
-    able, alone,
+    alone,
     processes::kill,
     readers::{Readers, Seen},
     report,
     round::{Blow, Round, figures, load, pause},
     soak,
 };
+use crate::drivers::able;
 
 /// No process holds the group any more, so the kernel lets waiting readers through: what they see
 /// until the next daemon starts is counted, and later reads must be right.

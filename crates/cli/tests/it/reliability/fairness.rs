@@ -15,12 +15,13 @@ use lazuli_testkit::{
 use serde_json::{Value, json};
 
 use super::{
-    able, alone,
+    alone,
     processes::{kill, pids},
     report,
     scale::{Daemon, Limits, images, seed},
     soak,
 };
+use crate::drivers::able;
 
 /// Bytes of a file, which is a chunk.
 const FILE: u64 = 5000;

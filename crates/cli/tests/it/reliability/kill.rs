@@ -1,12 +1,13 @@
 //! `kill -9` of the worker, of the keeper, while readers run.
 
 use super::{
-    able, alone,
+    alone,
     processes::kill,
     report,
     round::{Round, under_load},
     soak,
 };
+use crate::drivers::able;
 
 /// Kills the worker and waits until another one answers.
 fn kill_worker(round: &Round) {

@@ -19,13 +19,12 @@ use lazuli_image::{
 use lazuli_testkit::odd;
 
 use super::{
-    able,
     forge::Forge,
     processes::{kill, pids},
     report,
     scale::usage,
 };
-use crate::lazuli::Lazuli;
+use crate::{drivers::able, lazuli::Lazuli};
 
 const BLOCK: u64 = 4096;
 

@@ -25,7 +25,6 @@ use std::{
     time::Duration,
 };
 
-use lazuli_testkit::kernel::{Feature, require};
 use serde_json::{Value, json};
 
 /// Returns whether to run the long forms.
@@ -37,16 +36,6 @@ pub(crate) fn soak() -> bool {
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns whether this machine can run `driver`.
-pub(crate) fn able(driver: &str) -> bool {
-    let features: &[Feature] = match driver {
-        "fanotify" => &[Feature::Root, Feature::Fanotify, Feature::ErofsFileBacked],
-        "loop" => &[Feature::Root, Feature::Loop],
-        _ => &[Feature::Root, Feature::Fuse],
-    };
-    features.iter().all(|feature| require(*feature))
 }
 
 /// Shows figures, and keeps them on request.

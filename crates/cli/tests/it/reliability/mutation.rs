@@ -18,13 +18,13 @@ use lazuli_testkit::{
 use serde_json::{Value, json};
 
 use super::{
-    able, alone,
+    alone,
     forge::{Forge, replace},
     image::built,
     processes::pids,
     report, soak,
 };
-use crate::lazuli::Lazuli;
+use crate::{drivers::able, lazuli::Lazuli};
 
 /// Address space of the process that reads damaged images, in KiB.
 const ADDRESS_SPACE: u64 = 1 << 20;

@@ -17,13 +17,13 @@ use lazuli_testkit::{
 use serde_json::{Value, json};
 
 use super::{
-    able, alone,
+    alone,
     image::LATENCY,
     processes::{Pids, pids},
     readers::Readers,
     report, soak,
 };
-use crate::lazuli::Lazuli;
+use crate::{drivers::able, lazuli::Lazuli};
 
 /// Each image has a blob of its own with small files, of a chunk each.
 const SMALL: (u64, u64) = (64, 60_000);

@@ -1,10 +1,11 @@
 //! A new binary takes over from the running one while readers run.
 
 use super::{
-    able, alone, report,
+    alone, report,
     round::{Round, under_load},
     soak,
 };
+use crate::drivers::able;
 
 fn take_over(round: &Round) {
     let before = round.pids();

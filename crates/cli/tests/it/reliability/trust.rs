@@ -7,11 +7,10 @@ use lazuli_image::{BLOCK_SIZE, Codec, codec::Encoder, rafs::Bootstrap};
 use lazuli_testkit::{odd, registry::FakeRegistry};
 
 use super::{
-    able,
     forge::{DEVICE_SLOTS, Forge, Tables, crc32c, exchange, force_crc32c, replace},
     processes::{Pids, kill, pids},
 };
-use crate::lazuli::Lazuli;
+use crate::{drivers::able, lazuli::Lazuli};
 
 const DRIVERS: [&str; 2] = ["fanotify", "fuse"];
 

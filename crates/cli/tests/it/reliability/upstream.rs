@@ -16,7 +16,7 @@ use lazuli_testkit::reading::now;
 use serde_json::{Value, json};
 
 use super::{
-    able, alone,
+    alone,
     image::ColdImage,
     processes::kill,
     readers::{Readers, Seen},
@@ -24,7 +24,7 @@ use super::{
     round::{load, pause},
     soak,
 };
-use crate::lazuli::Lazuli;
+use crate::{drivers::able, lazuli::Lazuli};
 
 /// nydusd in the directory that `LAZULI_NYDUS` names.
 fn program() -> PathBuf {

@@ -13,6 +13,8 @@ pub enum DriverChoice {
     Fanotify,
     /// EROFS over loop devices, backed by files of the daemon until every chunk is ready.
     Loop,
+    /// ext4 made on the node, over the same loop devices.
+    Ext4,
     /// FUSE.
     Fuse,
     /// FUSE files that are disks for virtual machines.

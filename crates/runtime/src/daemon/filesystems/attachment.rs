@@ -2,7 +2,7 @@
 
 use std::{io, path::Path, sync::Arc};
 
-use super::erofs::ErofsMount;
+use super::mounted::FilesystemMount;
 use crate::kernel::{
     fuse::{self, FuseError},
     mount,
@@ -12,7 +12,7 @@ use crate::kernel::{
 #[derive(Debug)]
 pub(in crate::daemon) enum Attachment {
     /// A bind mount of the image's EROFS mount.
-    Bind(Arc<ErofsMount>),
+    Bind(Arc<FilesystemMount>),
     /// A FUSE connection.
     Fuse(Arc<fuse::Session>),
 }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::erofs::ErofsMount;
+use super::mounted::FilesystemMount;
 use crate::cache::CachedBlob;
 
 /// A container without a miss for this time has started: 5 s is well above the longest pause
@@ -16,7 +16,7 @@ const QUIET: Duration = Duration::from_secs(5);
 /// Switches a mount to direct reads when its start is over: when no reader had to wait for
 /// [`QUIET`], or every chunk is ready.
 pub(in crate::daemon) async fn read_directly_when_quiet(
-    mount: Weak<ErofsMount>,
+    mount: Weak<FilesystemMount>,
     blobs: Weak<[Arc<CachedBlob>]>,
 ) {
     let mut before = None;
@@ -35,7 +35,7 @@ pub(in crate::daemon) async fn read_directly_when_quiet(
         }
     }
     let (Some(mount), Some(blobs)) = (mount.upgrade(), blobs.upgrade()) else { return };
-    match mount.erofs.read_directly() {
+    match mount.image.read_directly() {
         // The copies that buffered reads left behind are not used any more.
         Ok(()) => blobs.iter().for_each(|blob| blob.forget_pages()),
         Err(error) => tracing::info!(%error, "reads stay buffered"),
@@ -46,7 +46,7 @@ pub(in crate::daemon) async fn read_directly_when_quiet(
 /// been quiet, until the kernel reads the files itself. Not at once, because fresh data would have
 /// to be written to the disk first.
 pub(in crate::daemon) async fn forget_pages_when_quiet(
-    mount: Weak<ErofsMount>,
+    mount: Weak<FilesystemMount>,
     blobs: Weak<[Arc<CachedBlob>]>,
 ) {
     let (mut before, mut forgotten) = (0, 0);

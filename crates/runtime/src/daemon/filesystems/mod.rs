@@ -2,7 +2,7 @@
 
 pub(super) mod attachment;
 pub(super) mod direct_reads;
-pub(super) mod erofs;
 pub(super) mod fuse_blobs;
+pub(super) mod mounted;
 pub(super) mod stale_pages;
 pub(super) mod users;

@@ -24,7 +24,7 @@ use crate::{
         api::DriverChoice,
         filesystems::{
             attachment::Attachment,
-            erofs::{BlobBackends, ErofsMount, FilesystemRecord},
+            mounted::{BlobBackends, FilesystemMount, FilesystemRecord},
             stale_pages::Gap,
         },
         node::Node,
@@ -45,7 +45,7 @@ use crate::{
 /// The state that an earlier worker left, as far as it was taken over.
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Adoption {
-    filesystems: Vec<(FilesystemRecord, Arc<ErofsMount>)>,
+    filesystems: Vec<(FilesystemRecord, Arc<FilesystemMount>)>,
     /// Their images, kept so that the mounts do not read the same chunk tables again.
     images: Vec<Arc<ServedImage>>,
     /// Files of file systems that cannot be served again.
@@ -162,7 +162,7 @@ impl Node {
         let blobs = images.iter().flat_map(|(_, image)| image.blobs().iter().cloned()).collect();
         let (session, _serving) = self.resume_disks(left, blobs).await?;
         // The session that every mount uses from now on.
-        let session = self.drivers.loops.get_or_init(|| async { Ok(session) }).await.clone();
+        let session = self.drivers.disks.get_or_init(|| async { Ok(session) }).await.clone();
         let session = session.map_err(|reason| DaemonError::Driver { driver: "loop", reason })?;
         for (record, image) in images {
             let places = places(seen, &record);
@@ -214,7 +214,7 @@ impl Node {
         record: &FilesystemRecord,
         places: &[&Path],
         gap: Gap,
-    ) -> Result<(Arc<ServedImage>, Option<Arc<ErofsMount>>), DaemonError> {
+    ) -> Result<(Arc<ServedImage>, Option<Arc<FilesystemMount>>), DaemonError> {
         let image = self.stored(record).await?;
         for place in places {
             let adopted = image.adopt(session, &self.filesystems, record, place, gap).await;
@@ -324,9 +324,9 @@ impl Node {
     fn is_ours(&self, mount: &MountEntry, record: &MountRecord) -> bool {
         match record.driver {
             DriverChoice::Fuse | DriverChoice::Disks => mount.kind == fuse::KIND,
-            DriverChoice::Loop => {
+            DriverChoice::Loop | DriverChoice::Ext4 => {
                 let disk = record.backing.as_ref().and_then(Backing::disk);
-                mount.kind == "erofs" && Some(&mount.source) == disk.as_ref()
+                disk.as_ref() == Some(&mount.source)
             }
             DriverChoice::Auto | DriverChoice::Fanotify => {
                 let image = self.root.join("images").join(record.manifest_digest.hex());

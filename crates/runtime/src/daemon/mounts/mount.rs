@@ -2,6 +2,7 @@
 
 use std::{io, path::Path, sync::Arc, time::Instant};
 
+use lazuli_image::ext4;
 use lazuli_registry::{ImageName, IndexTrust, Platform};
 use lazuli_sys::{mountinfo, path_error::At as _};
 
@@ -13,7 +14,11 @@ use crate::{
         filesystems::{attachment::Attachment, users},
         node::Node,
         record::MountRecord,
-        served::{image::ServedImage, possession, route::ImageRoute},
+        served::{
+            image::{OnDisks, ServedImage},
+            possession,
+            route::ImageRoute,
+        },
     },
     image::{Fetched, StoredImage},
     kernel::{
@@ -166,7 +171,7 @@ impl Node {
             attached.inspect_err(|_| self.mounts.forget(&record.request.mountpoint))?;
         let mountpoint = &record.request.mountpoint;
         tracing::info!(image = %record.request.image, digest = %manifest_digest,
-            mountpoint = %mountpoint.display(), ?driver, "mounted");
+            mountpoint = %mountpoint.display(), driver = ?record.driver, "mounted");
         let mount = Mount::new(record, image, attachment, id, metadata);
         let mount = self.mounts.insert(mount).await;
         Ok(Mounted { mount, config })
@@ -183,21 +188,34 @@ impl Node {
         let suid = if record.request.nosuid { Suid::Ignore } else { Suid::Keep };
         let records = self.root.join("mounts");
         let (filesystems, request) = (&self.filesystems, &record.request);
-        let erofs = match (&self.drivers.fanotify, self.drivers.loops.get(), record.driver) {
+        let by_kernel = match (&self.drivers.fanotify, self.drivers.disks.get(), record.driver) {
             (Some(session), _, DriverChoice::Fanotify) => {
                 Some(image.erofs_on_files(session, filesystems, request, &self.boot).await)
             }
-            (_, Some(Ok(session)), DriverChoice::Loop) => {
-                Some(image.erofs_on_disks(session, filesystems, request, &self.boot).await)
+            (_, Some(Ok(session)), DriverChoice::Loop | DriverChoice::Ext4) => {
+                let on_disks = match record.driver {
+                    DriverChoice::Ext4 => OnDisks::Ext4,
+                    _ => OnDisks::Erofs,
+                };
+                let mount = image.on_disks(on_disks, session, filesystems, request, &self.boot);
+                Some(mount.await)
             }
             _ => None,
         };
-        let attached = match erofs {
+        let by_kernel = match by_kernel {
+            Some(Err(error)) if request.driver == DriverChoice::Auto && is_refused(&error) => {
+                record.driver = DriverChoice::Fuse;
+                record.driver_reason = format!("ext4 cannot hold this image: {error}");
+                None
+            }
+            mounted => mounted,
+        };
+        let attached = match by_kernel {
             Some(mount) => {
                 let mount = mount.map_err(|source| mount_error(record, source))?;
-                record.backing = Some(mount.erofs.backing().clone());
+                record.backing = Some(mount.image.backing().clone());
                 self.mounts.record(record).at(&records)?;
-                mount.erofs.bind(&mountpoint, suid).map(|()| Attachment::Bind(mount))
+                mount.image.bind(&mountpoint, suid).map(|()| Attachment::Bind(mount))
             }
             None => {
                 record.journal = true;
@@ -228,6 +246,11 @@ impl Node {
         tracing::info!(mountpoint = %mountpoint.display(), "unmounted");
         Ok(())
     }
+}
+
+/// Returns whether the image has something that ext4 has no place for.
+fn is_refused(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<ext4::Refused>())
 }
 
 async fn unmount(mount: &Mount, mountpoint: &Path, in_use: InUse) -> Result<(), DaemonError> {

@@ -24,8 +24,8 @@ use crate::{
         filesystems::{
             attachment::Attachment,
             direct_reads::{forget_pages_when_quiet, read_directly_when_quiet},
-            erofs::{BlobBackends, ErofsMount, FilesystemRecord, Filesystems},
             fuse_blobs::Blobs,
+            mounted::{BlobBackends, FilesystemMount, FilesystemRecord, Filesystems},
             stale_pages::{self, Gap},
         },
         record::{MountRecord, mount_key},
@@ -34,14 +34,22 @@ use crate::{
     keeper::Link,
     kernel::{
         disks::DiskFilesystem,
+        ext4,
         fanotify::{self, Watch},
         fuse::{self, ImageFilesystem, MountPoint, MountTarget},
         loop_devices,
-        mount::{Erofs, Suid},
+        mount::{ImageMount, Suid},
     },
     prefetch,
     sharing::Owner,
 };
+
+/// The kernel's file system on loop devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::daemon) enum OnDisks {
+    Erofs,
+    Ext4,
+}
 
 /// One image. All of its mounts share it.
 #[derive(Debug)]
@@ -51,8 +59,9 @@ pub(in crate::daemon) struct ServedImage {
     _owners: Vec<Owner>,
     /// The servers to fetch its blobs from.
     routes: ImageRoutes,
-    on_files: Mutex<Weak<ErofsMount>>,
-    on_disks: Mutex<Weak<ErofsMount>>,
+    on_files: Mutex<Weak<FilesystemMount>>,
+    erofs_on_disks: Mutex<Weak<FilesystemMount>>,
+    ext4_on_disks: Mutex<Weak<FilesystemMount>>,
     /// Whether it has been started, see [`crate::prefetch`].
     is_started: AtomicBool,
 }
@@ -82,7 +91,8 @@ impl ServedImage {
             blobs: blobs.into(),
             routes,
             on_files: Mutex::default(),
-            on_disks: Mutex::default(),
+            erofs_on_disks: Mutex::default(),
+            ext4_on_disks: Mutex::default(),
             is_started: AtomicBool::new(false),
         })
     }
@@ -191,7 +201,7 @@ impl ServedImage {
         filesystems: &Arc<Filesystems>,
         request: &MountRequest,
         boot: &str,
-    ) -> io::Result<Arc<ErofsMount>> {
+    ) -> io::Result<Arc<FilesystemMount>> {
         let mut erofs = self.on_files.lock().await;
         if let Some(mount) = erofs.upgrade() {
             return Ok(mount);
@@ -205,23 +215,29 @@ impl ServedImage {
         Ok(mount)
     }
 
-    /// The same on loop devices.
-    pub(in crate::daemon) async fn erofs_on_disks(
+    /// The image's mount on loop devices, by EROFS or, with the driver `ext4`, by ext4.
+    pub(in crate::daemon) async fn on_disks(
         &self,
+        driver: OnDisks,
         session: &Arc<loop_devices::Session>,
         filesystems: &Arc<Filesystems>,
         request: &MountRequest,
         boot: &str,
-    ) -> io::Result<Arc<ErofsMount>> {
-        let mut erofs = self.on_disks.lock().await;
-        if let Some(mount) = erofs.upgrade() {
+    ) -> io::Result<Arc<FilesystemMount>> {
+        let mut current = self.current_on_disks(driver).lock().await;
+        if let Some(mount) = current.upgrade() {
             return Ok(mount);
         }
         let (other, blobs) = (session.clone(), self.blobs.clone());
-        let bootstrap = self.stored.bootstrap_path();
+        let (bootstrap, directory) = (self.stored.bootstrap.clone(), self.stored.directory.clone());
         let make = move || {
             let disks = attach(&other, &blobs)?;
-            let mounted = loop_devices::mount(&other, &bootstrap, &disks)?;
+            let mounted = match driver {
+                OnDisks::Erofs => {
+                    loop_devices::mount(&other, &image::bootstrap_path(&directory), &disks)?
+                }
+                OnDisks::Ext4 => ext4::mount(&other, &bootstrap, &directory, &disks)?,
+            };
             io::Result::Ok((mounted, disks))
         };
         let (mounted, disks) = blocking(make).await?;
@@ -229,14 +245,21 @@ impl ServedImage {
         let record = FilesystemRecord { loops, ..self.record(&mounted, request, boot)? };
         let mount =
             filesystems.add(mounted, BlobBackends::Disks(session.clone(), disks), record)?;
-        *erofs = Arc::downgrade(&mount);
+        *current = Arc::downgrade(&mount);
         tokio::spawn(forget_pages_when_quiet(Arc::downgrade(&mount), Arc::downgrade(&self.blobs)));
         Ok(mount)
     }
 
+    fn current_on_disks(&self, driver: OnDisks) -> &Mutex<Weak<FilesystemMount>> {
+        match driver {
+            OnDisks::Erofs => &self.erofs_on_disks,
+            OnDisks::Ext4 => &self.ext4_on_disks,
+        }
+    }
+
     fn record(
         &self,
-        mounted: &Erofs,
+        mounted: &ImageMount,
         request: &MountRequest,
         boot: &str,
     ) -> io::Result<FilesystemRecord> {
@@ -298,18 +321,22 @@ impl ServedImage {
         filesystems: &Arc<Filesystems>,
         record: &FilesystemRecord,
         places: &[&Path],
-    ) -> io::Result<Option<Arc<ErofsMount>>> {
-        let mut erofs = self.on_disks.lock().await;
+    ) -> io::Result<Option<Arc<FilesystemMount>>> {
+        let driver = match record.backing.kind() == c"ext4" {
+            true => OnDisks::Ext4,
+            false => OnDisks::Erofs,
+        };
+        let mut current = self.current_on_disks(driver).lock().await;
         let (other, blobs) = (session.clone(), self.blobs.clone());
         let numbers = record.loops.clone().unwrap_or_default();
         let disks = blocking(move || adopt(&other, &blobs, &numbers)).await?;
         let backends = BlobBackends::Disks(session.clone(), disks);
         for place in places {
-            let adopted = Erofs::adopt(place, record.backing.clone())?;
+            let adopted = ImageMount::adopt(place, record.backing.clone())?;
             if adopted.device()? == record.device {
                 let adopted = session.keep(adopted)?;
                 let mount = filesystems.keep(adopted, backends, record.clone(), 0);
-                *erofs = Arc::downgrade(&mount);
+                *current = Arc::downgrade(&mount);
                 let (weak, blobs) = (Arc::downgrade(&mount), Arc::downgrade(&self.blobs));
                 tokio::spawn(forget_pages_when_quiet(weak, blobs));
                 return Ok(Some(mount));
@@ -328,9 +355,9 @@ impl ServedImage {
         record: &FilesystemRecord,
         at: &Path,
         gap: Gap,
-    ) -> io::Result<Option<Arc<ErofsMount>>> {
+    ) -> io::Result<Option<Arc<FilesystemMount>>> {
         let mut erofs = self.on_files.lock().await;
-        let adopted = Erofs::adopt(at, record.backing.clone())?;
+        let adopted = ImageMount::adopt(at, record.backing.clone())?;
         if adopted.device()? != record.device {
             return Ok(None);
         }
@@ -348,7 +375,7 @@ impl ServedImage {
             filesystems.keep(adopted, BlobBackends::Watches(watches), record.clone(), stale);
         *erofs = Arc::downgrade(&mount);
         if !mount.reads_directly()
-            && let Err(error) = mount.erofs.read_through_cache()
+            && let Err(error) = mount.image.read_through_cache()
         {
             tracing::warn!(%error, "reads may stay direct, as the worker before this one left them");
         }
@@ -356,7 +383,7 @@ impl ServedImage {
         Ok(Some(mount))
     }
 
-    fn read_directly_later(&self, mount: &Arc<ErofsMount>) {
+    fn read_directly_later(&self, mount: &Arc<FilesystemMount>) {
         if mount.reads_directly() {
             let (mount, blobs) = (Arc::downgrade(mount), Arc::downgrade(&self.blobs));
             tokio::spawn(read_directly_when_quiet(mount, blobs));

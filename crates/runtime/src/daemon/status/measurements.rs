@@ -90,6 +90,7 @@ impl DriverChoice {
             DriverChoice::Auto => None,
             DriverChoice::Fanotify => Some(Driver::Fanotify),
             DriverChoice::Loop => Some(Driver::Loop),
+            DriverChoice::Ext4 => Some(Driver::Ext4),
             DriverChoice::Fuse => Some(Driver::Fuse),
             DriverChoice::Disks => Some(Driver::Disks),
         }

@@ -25,6 +25,7 @@ mod mount;
 pub mod probe;
 mod session;
 
+pub(super) use self::mount::metadata_disk;
 pub use self::{
     disk::Disk,
     helper::run as help,

@@ -12,7 +12,7 @@ use lazuli_image::Algorithm;
 use lazuli_sys::loop_device::LoopDevice;
 
 use super::{
-    super::mount::{Erofs, MountError},
+    super::mount::{ImageMount, MountError},
     disk::Disk,
     helper::BLOCK,
     session::Session,
@@ -23,7 +23,7 @@ use super::{
 ///
 /// # Errors
 /// The bootstrap does not consist of whole blocks, or the kernel refuses a device or the mount.
-pub fn mount(session: &Session, bootstrap: &Path, disks: &[Arc<Disk>]) -> io::Result<Erofs> {
+pub fn mount(session: &Session, bootstrap: &Path, disks: &[Arc<Disk>]) -> io::Result<ImageMount> {
     let failed = |source: io::Error| MountError::new("show as a disk", bootstrap, source);
     let file = File::open(bootstrap).map_err(failed)?;
     let size = file.metadata().map_err(failed)?.len();
@@ -31,13 +31,16 @@ pub fn mount(session: &Session, bootstrap: &Path, disks: &[Arc<Disk>]) -> io::Re
         let problem = format!("{size} bytes are no whole blocks of {}", BLOCK);
         return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, problem)).into());
     }
-    let hash = Algorithm::Blake3.digest(bootstrap.as_os_str().as_encoded_bytes()).hex();
-    let label = format!("lazuli-image-{}", &hash[..32]);
-    let device = LoopDevice::attach(file.as_fd(), &label, BLOCK).map_err(failed)?;
+    let device = metadata_disk(&file, bootstrap).map_err(failed)?;
     let devices: Option<Vec<PathBuf>> = disks.iter().map(|disk| disk.path()).collect();
     let devices = devices.ok_or(io::ErrorKind::NotConnected)?;
-    let erofs = Erofs::mount_disks(&device, &devices)?;
-    let erofs = session.keep(erofs)?;
+    let mount = session.keep(ImageMount::mount_disks(&device, &devices)?)?;
     disks.iter().for_each(|disk| disk.mounted());
-    Ok(erofs)
+    Ok(mount)
+}
+
+/// Shows metadata of an image as a disk. `path`, of the image or its bootstrap, is in its label.
+pub(in crate::kernel) fn metadata_disk(file: &File, path: &Path) -> io::Result<LoopDevice> {
+    let hash = Algorithm::Blake3.digest(path.as_os_str().as_encoded_bytes()).hex();
+    LoopDevice::attach(file.as_fd(), &format!("lazuli-image-{}", &hash[..32]), BLOCK)
 }

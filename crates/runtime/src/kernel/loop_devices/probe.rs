@@ -2,10 +2,13 @@
 
 use std::{fmt::Display, fs, io, os::fd::AsFd as _, path::Path, slice, sync::Arc};
 
-use super::{Session, mount};
+use super::{Disk, Session, mount};
 use crate::{
     cache::{Cache, Settings},
-    kernel::tiny_image::{CONTENT, TinyImage},
+    kernel::{
+        mount::ImageMount,
+        tiny_image::{CONTENT, TinyImage},
+    },
     source::Memory,
 };
 
@@ -15,31 +18,51 @@ use crate::{
 /// # Errors
 /// The step that doesn't work, in words.
 pub fn run(session: &Session, directory: &Path) -> Result<(), String> {
+    try_on_disks(session, directory, "loop", |image, scratch, disk| {
+        let bootstrap = scratch.join("bootstrap");
+        fs::write(&bootstrap, &image.bootstrap)
+            .map_err(|error| format!("writing a trial image: {error}"))?;
+        mount(session, &bootstrap, slice::from_ref(disk)).map_err(|error| {
+            format!("the kernel does not mount EROFS from several disks (Linux 5.16): {error}")
+        })
+    })
+}
+
+/// The same for any `driver` that mounts images on these disks.
+pub(in crate::kernel) fn try_on_disks(
+    session: &Session,
+    directory: &Path,
+    driver: &str,
+    mount: impl FnOnce(&TinyImage, &Path, &Arc<Disk>) -> Result<ImageMount, String>,
+) -> Result<(), String> {
     let image = TinyImage::new()?;
     let in_cache = |error: &dyn Display| format!("{}: {error}", directory.display());
-    let scratch = directory.join(format!("probe-loop-{}", std::process::id()));
+    let scratch = directory.join(format!("probe-{driver}-{}", std::process::id()));
     fs::create_dir_all(&scratch).map_err(|error| in_cache(&error))?;
-    let tried = try_image(session, &scratch, &image);
+    let tried = try_image(session, &scratch, &image, driver, mount);
     fs::remove_dir_all(&scratch).map_err(|error| in_cache(&error))?;
     tried
 }
 
-fn try_image(session: &Session, scratch: &Path, image: &TinyImage) -> Result<(), String> {
+fn try_image(
+    session: &Session,
+    scratch: &Path,
+    image: &TinyImage,
+    driver: &str,
+    mount: impl FnOnce(&TinyImage, &Path, &Arc<Disk>) -> Result<ImageMount, String>,
+) -> Result<(), String> {
     let failed = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
-    let bootstrap = scratch.join("bootstrap");
-    fs::write(&bootstrap, &image.bootstrap).map_err(failed("writing a trial image"))?;
     let cache = Cache::open(&scratch.join("cache"), Settings::default());
     let cache = cache.map_err(|error| format!("a trial cache: {error}"))?;
     let blob = cache.blob(&image.blob, Arc::new(Memory::new(CONTENT)));
     let blob = blob.map_err(|error| format!("a trial blob: {error}"))?;
     let disk = session.disk(blob.clone()).map_err(failed("a trial blob"))?;
     disk.attach().map_err(failed("a loop device on a file of the daemon"))?;
-    let erofs = mount(session, &bootstrap, slice::from_ref(&disk))
-        .map_err(failed("the kernel does not mount EROFS from several disks (Linux 5.16)"))?;
-    match session.read(erofs.as_fd(), "file") {
+    let mounted = mount(image, scratch, &disk)?;
+    match session.read(mounted.as_fd(), "file") {
         Ok(content) if content == CONTENT => {}
-        Ok(_) => return Err("EROFS on loop devices shows wrong bytes".to_owned()),
-        Err(error) => return Err(format!("reading through EROFS on loop devices fails: {error}")),
+        Ok(_) => return Err(format!("a trial image shows wrong bytes with the driver {driver}")),
+        Err(error) => return Err(format!("reading a trial image fails: {error}")),
     }
     blob.flush().map_err(failed("writing the trial blob"))?;
     disk.hand_over().map_err(failed("the file behind a loop device cannot be changed"))?;

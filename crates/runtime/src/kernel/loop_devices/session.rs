@@ -20,7 +20,7 @@ use super::{
             create_filesystem,
             journal::{Journal, Shape, Slot},
         },
-        mount::Erofs,
+        mount::ImageMount,
     },
     disk::{Disk, Shared},
 };
@@ -136,7 +136,7 @@ impl Session {
 
     /// Makes another process release the mount last: the kernel then waits for reads under way,
     /// which are ours to answer.
-    pub fn keep(&self, erofs: Erofs) -> io::Result<Erofs> {
+    pub fn keep(&self, erofs: ImageMount) -> io::Result<ImageMount> {
         let held = self.shared.helper.hold(erofs.as_fd())?;
         Ok(erofs.with_last(held))
     }

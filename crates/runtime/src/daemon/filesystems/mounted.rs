@@ -25,7 +25,7 @@ use crate::{
     kernel::{
         fanotify::Watch,
         loop_devices::{Disk, Session},
-        mount::{Backing, Erofs},
+        mount::{Backing, ImageMount},
     },
     sync::lock,
 };
@@ -100,8 +100,8 @@ impl BlobBackends {
 
 /// One EROFS mount of an image, with its devices.
 #[derive(Debug)]
-pub(in crate::daemon) struct ErofsMount {
-    pub(in crate::daemon) erofs: Erofs,
+pub(in crate::daemon) struct FilesystemMount {
+    pub(in crate::daemon) image: ImageMount,
     /// See [`super::stale_pages::close`].
     pub(in crate::daemon) stale_pages: u64,
     backends: BlobBackends,
@@ -109,7 +109,7 @@ pub(in crate::daemon) struct ErofsMount {
     filesystems: Arc<Filesystems>,
 }
 
-impl ErofsMount {
+impl FilesystemMount {
     /// Returns whether to switch it to direct I/O when its start is over. Disks use it from the
     /// beginning.
     pub(in crate::daemon) fn reads_directly(&self) -> bool {
@@ -128,7 +128,7 @@ impl ErofsMount {
     }
 }
 
-impl Drop for ErofsMount {
+impl Drop for FilesystemMount {
     fn drop(&mut self) {
         let backends = mem::replace(&mut self.backends, BlobBackends::Watches(Vec::new()));
         self.filesystems.linger(backends, self.record.clone());
@@ -178,24 +178,24 @@ impl Filesystems {
     /// Writes the record of a file system, before it can be used, and keeps it.
     pub(in crate::daemon) fn add(
         self: &Arc<Self>,
-        erofs: Erofs,
+        image: ImageMount,
         backends: BlobBackends,
         record: FilesystemRecord,
-    ) -> io::Result<Arc<ErofsMount>> {
+    ) -> io::Result<Arc<FilesystemMount>> {
         self.records.write(&record)?;
-        Ok(self.keep(erofs, backends, record, 0))
+        Ok(self.keep(image, backends, record, 0))
     }
 
     /// Keeps a file system that has a record, with its devices.
     pub(in crate::daemon) fn keep(
         self: &Arc<Self>,
-        erofs: Erofs,
+        image: ImageMount,
         backends: BlobBackends,
         record: FilesystemRecord,
         stale_pages: u64,
-    ) -> Arc<ErofsMount> {
+    ) -> Arc<FilesystemMount> {
         let filesystems = self.clone();
-        Arc::new(ErofsMount { erofs, stale_pages, backends, record, filesystems })
+        Arc::new(FilesystemMount { image, stale_pages, backends, record, filesystems })
     }
 
     /// Keeps the devices of a file system without a mount of ours, until nothing uses it.

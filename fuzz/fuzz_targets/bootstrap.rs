@@ -1,11 +1,12 @@
 //! Errors are fine; panics, hangs and memory out of proportion are bugs. What `check` accepts has a
-//! tree, writing that tree again gives an image of the same content, and merging takes it or
-//! refuses it.
+//! tree, writing that tree again gives an image of the same content, merging takes it or refuses it,
+//! and so does ext4.
 #![no_main]
 
 use lazuli_builder::{SourceImage, TreeOf, combine};
 use lazuli_image::{
     Algorithm,
+    ext4::{self, Refused},
     rafs::{Bootstrap, BootstrapOptions, check, dump, set_id, write_bootstrap},
 };
 use libfuzzer_sys::fuzz_target;
@@ -20,8 +21,16 @@ fuzz_target!(|data: &[u8]| {
     let _ = bootstrap.lookup(bootstrap.root(), b"text");
     let _ = bootstrap.chunks(bootstrap.root());
     let tree = bootstrap.tree();
+    let ext4 = ext4::plan(&bootstrap);
+    // With blobs of terabytes most of it is bitmaps.
+    if let Ok(plan) = &ext4
+        && plan.layout().metadata < 10_000
+    {
+        plan.write([1; 16], &mut std::io::sink()).expect("what is planned can be written");
+    }
     let Ok(summary) = check(&bootstrap) else { return };
     let tree = tree.expect("a sound image has a tree");
+    assert!(!matches!(ext4, Err(Refused::Broken(_))), "a sound image is refused: {ext4:?}");
     let options = BootstrapOptions {
         chunk_size: bootstrap.chunk_size(),
         digest: bootstrap.digest_algorithm(),

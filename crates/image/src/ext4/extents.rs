@@ -138,3 +138,60 @@ fn node(entries: &[(u32, [u8; 12])], max: usize, depth: u16) -> Vec<u8> {
     bytes.extend(entries.iter().flat_map(|(_, entry)| entry));
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trees_are_as_deep_as_needed() {
+        for (runs, depth, blocks) in [
+            (0, 0, 0),
+            (4, 0, 0),
+            (5, 1, 1),
+            (340, 1, 1),
+            (341, 1, 2),
+            (1360, 1, 4),
+            (1361, 2, 6),
+            (4 * 340 * 340, 2, 1364),
+            (4 * 340 * 340 + 1, 3, 1367),
+        ] {
+            let all: Vec<Run> = (0..runs)
+                .map(|number| Run { logical: number, start: 2 * number, len: 1 })
+                .collect();
+            let tree = ExtentTree::build(&all, 1000);
+            assert_eq!(tree.root[6], depth, "{runs}");
+            assert_eq!(tree.nodes.len(), blocks, "{runs}");
+            assert_eq!(node_blocks(runs as usize) as usize, blocks, "{runs}");
+            assert_eq!(leaves(&tree.root, &tree.nodes), all, "{runs}");
+        }
+    }
+
+    /// The runs below a node, as a reader finds them.
+    fn leaves(node: &[u8], nodes: &[Vec<u8>]) -> Vec<Run> {
+        let number = |at: usize| u32::from_le_bytes(node[at..at + 4].try_into().unwrap());
+        let half = |at: usize| u16::from_le_bytes(node[at..at + 2].try_into().unwrap());
+        assert_eq!((half(0), number(8)), (EXTENT_MAGIC, 0));
+        let entries = (1..=usize::from(half(2))).map(|entry| entry * 12);
+        let below = |at: usize| match half(6) {
+            0 => {
+                let (logical, len, start) = (number(at), half(at + 4).into(), number(at + 8));
+                vec![Run { logical, start, len }]
+            }
+            _ => {
+                let found = leaves(&nodes[number(at + 4) as usize - 1000], nodes);
+                assert_eq!(found[0].logical, number(at));
+                found
+            }
+        };
+        entries.flat_map(below).collect()
+    }
+
+    #[test]
+    fn long_runs_are_cut() {
+        let run = |logical, len| Run { logical, start: 7 + logical, len };
+        assert_eq!(consecutive(7, 0), []);
+        assert_eq!(consecutive(7, 32_768), [run(0, 32_768)]);
+        assert_eq!(consecutive(7, 65_537), [run(0, 32_768), run(32_768, 32_768), run(65_536, 1)]);
+    }
+}

@@ -153,3 +153,55 @@ impl Bitmap {
         (BITS_PER_BLOCK - u64::from(used)) as u16
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_group_has_blocks_and_room_for_its_inodes() {
+        let steps = [0, 1, 100, 2000, 32_760, 32_768, 70_000, 1_000_000];
+        for inodes in (11..3000).chain((1..80).map(|n| n * 32_768 - 5)).chain([40_000_000]) {
+            for content in steps {
+                for data in steps {
+                    let found = Geometry::new(inodes, content, data).unwrap();
+                    let Geometry { groups, blocks_per_group, inodes_per_group, .. } = found;
+                    assert_eq!(found.total.div_ceil(blocks_per_group), groups, "{found:?}");
+                    assert!(inodes_per_group <= BITS_PER_BLOCK, "{found:?}");
+                    assert!(groups * inodes_per_group >= inodes.into(), "{found:?}");
+                    assert_eq!(found.content_end - found.content, content, "{found:?}");
+                    assert!(found.data - found.content_end <= groups, "{found:?}");
+                    assert_eq!(found.total - found.data, data, "{found:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_are_numbered_in_32_bits() {
+        let most = u64::from(u32::MAX);
+        let metadata = Geometry::new(11, 0, most - 500_000).unwrap().metadata();
+        assert!(metadata > 393_216, "{metadata}");
+        for data in [most - 1000, most, most + 1, 1 << 40] {
+            assert!(Geometry::new(11, 0, data).unwrap_err() > most);
+        }
+    }
+
+    #[test]
+    fn bitmaps_have_what_is_used_and_what_does_not_exist() {
+        let geometry = Geometry::new(20, 3, 40_000).unwrap();
+        assert_eq!(geometry.groups, 2);
+        let first = geometry.data as u32;
+        let border = 32_768 - first;
+        let used = [(0, 5), (border - 3, border + 2), (39_999, 40_000)];
+        let [low, high] = [0, 1].map(|group| geometry.block_bitmap(group, &used));
+        assert_eq!(u32::from(low.free()), 32_768 - first - 5 - 3);
+        assert_eq!(u64::from(high.free()), geometry.total - 32_768 - 2 - 1);
+        assert_eq!(high.bytes()[..2], [3, 0]);
+        // 16 inodes per group.
+        assert_eq!(geometry.inode_bitmap(0, 20).free(), 0);
+        let inodes = geometry.inode_bitmap(1, 20);
+        assert_eq!(inodes.bytes()[..3], [0x0f, 0, 0xff]);
+        assert_eq!(inodes.free(), 12);
+    }
+}

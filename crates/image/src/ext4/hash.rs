@@ -48,3 +48,24 @@ fn mix((left, right): (u32, u32), key: [u32; 4]) -> (u32, u32) {
 fn round(half: u32, sum: u32, first: u32, second: u32) -> u32 {
     (half << 4).wrapping_add(first) ^ half.wrapping_add(sum) ^ (half >> 5).wrapping_add(second)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `debugfs -R "dx_hash -h tea NAME"` has them.
+    #[test]
+    fn hashes_are_those_of_e2fsprogs() {
+        for (name, expected) in [
+            (&b"a"[..], 0x6d0e_a4c0),
+            (b"hello", 0x6f5b_b1a8),
+            (b"lost+found", 0x2dbf_9e80),
+            (b"abcdefghijklmnop", 0xf4ac_8cb4),
+            (b"abcdefghijklmnopq", 0x972a_82e6),
+            (b"an-entry-with-a-name-of-some-length-003", 0x391d_024e),
+            (&[b'x'; 255], 0x6c4c_00ee),
+        ] {
+            assert_eq!(hash(name), expected, "{}", name.escape_ascii());
+        }
+    }
+}

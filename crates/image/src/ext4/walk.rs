@@ -56,7 +56,8 @@ impl Inodes {
             }
         }
         parents.sort_unstable();
-        if let Some([(twice, _), _]) = parents.array_windows().find(|[a, b]| a.0 == b.0) {
+        let mut pairs = parents.iter().zip(parents.iter().skip(1));
+        if let Some(((twice, _), _)) = pairs.find(|(a, b)| a.0 == b.0) {
             return Err(FormatError::new(*twice, 0, "a directory with more than one parent"));
         }
         nids.push(root.nid);

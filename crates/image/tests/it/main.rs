@@ -2,6 +2,7 @@
 
 mod batches;
 mod codec;
+mod ext4;
 mod hostile;
 mod kernel;
 mod round_trip;

@@ -8,6 +8,9 @@ use crate::support::{
     BlobBuilder, Sample, add, link, metadata, noise, records, sample, small_chunks,
 };
 
+/// Names and values.
+type Attributes<'a> = &'a [(&'a str, &'a [u8])];
+
 /// Names of 240 bytes that all have the same hash: in the hash's cipher, a key with the first bit of
 /// its first two words flipped does the same.
 fn same_hash() -> impl Iterator<Item = Vec<u8>> {
@@ -83,7 +86,7 @@ pub(super) fn odd() -> Sample {
 
     let access = [(1, 7, !0), (2, 5, 4_000_000_000), (4, 5, !0), (8, 1, 70_000), (16, 7, !0)];
     let access = acl(&[&access[..], &[(32, 4, !0)]].concat());
-    let attributes: [(&str, &[(&str, &[u8])]); 8] = [
+    let attributes: [(&str, Attributes<'_>); 8] = [
         ("in the inode", &[("user.a", b"1"), ("trusted.b", b"22222"), ("user.c", b"")]),
         ("exactly 92", &[("user.four", &[7; 68])]),
         ("a block", &[("user.five", &[7; 69])]),

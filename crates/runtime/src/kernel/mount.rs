@@ -19,7 +19,7 @@ use lazuli_sys::{
     loop_device::LoopDevice,
 };
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, makedev, open, statx},
+    fs::{Advice, AtFlags, CWD, Mode, OFlags, StatxFlags, fadvise, makedev, open, statx},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags,
@@ -221,7 +221,7 @@ impl ImageMount {
         preread(source, metadata).map_err(|error| MountError::new("read", source, error))?;
         let context = configure(backing.kind(), source, devices)?;
         fsconfig_create(context.as_fd()).map_err(|error| refused(&context, source, error))?;
-        let tree = detached(&context, source)?;
+        let tree = detached(&context, source, Suid::Keep)?;
         Ok(ImageMount { tree, backing, _last: None })
     }
 
@@ -242,15 +242,12 @@ impl ImageMount {
 
     /// Shows the image at the directory `to`, too.
     pub fn bind(&self, to: &Path, suid: Suid) -> io::Result<()> {
-        let tree = self.another()?;
-        if suid == Suid::Ignore {
-            lazuli_sys::mount::ignore_suid(tree.as_fd())?;
-        }
+        let tree = self.another(suid)?;
         Ok(move_mount(tree, c"", CWD, to, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
     }
 
     /// Another mount of the file system, attached nowhere.
-    fn another(&self) -> io::Result<OwnedFd> {
+    fn another(&self, suid: Suid) -> io::Result<OwnedFd> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_EMPTY_PATH;
@@ -261,9 +258,15 @@ impl ImageMount {
                 let context = configure(self.backing.kind(), &disk, &[])?;
                 let again = fsconfig_create(context.as_fd());
                 again.map_err(|error| refused(&context, &disk, error))?;
-                Ok(detached(&context, &disk)?)
+                Ok(detached(&context, &disk, suid)?)
             }
-            (tree, _) => Ok(tree?),
+            (tree, _) => {
+                let tree = tree?;
+                if suid == Suid::Ignore {
+                    lazuli_sys::mount::ignore_suid(tree.as_fd())?;
+                }
+                Ok(tree)
+            }
         }
     }
 
@@ -329,7 +332,7 @@ pub(super) fn create(
         // Another program mounted in the same instant. Its read-ahead is not ours to change.
         names => tracing::warn!(?names, "cannot tell whose read-ahead to raise"),
     }
-    Ok((detached(&context, bootstrap)?, Backing(bdi)))
+    Ok((detached(&context, bootstrap, Suid::Keep)?, Backing(bdi)))
 }
 
 /// `directory` is that of a backing device or of the queue of a disk.
@@ -341,8 +344,9 @@ fn raise_read_ahead(directory: &Path) {
 }
 
 /// The mount of a file system, attached nowhere.
-fn detached(context: &OwnedFd, source: &Path) -> Result<OwnedFd, MountError> {
-    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NODEV;
+fn detached(context: &OwnedFd, source: &Path, suid: Suid) -> Result<OwnedFd, MountError> {
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NODEV;
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, suid == Suid::Ignore);
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
         .map_err(|error| refused(context, source, error))
 }
@@ -391,7 +395,10 @@ fn list_bdi() -> BTreeSet<String> {
 
 /// Reads a file, or so many bytes of it, into the page cache.
 fn preread(path: &Path, bytes: u64) -> io::Result<()> {
-    let mut file = File::open(path)?.take(bytes);
+    let file = File::open(path)?;
+    // Not what is behind them.
+    fadvise(&file, 0, None, Advice::Random)?;
+    let mut file = file.take(bytes);
     let mut buffer = vec![0; 1 << 20];
     while file.read(&mut buffer)? > 0 {}
     Ok(())

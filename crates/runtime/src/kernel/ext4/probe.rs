@@ -13,7 +13,7 @@ use crate::kernel::loop_devices::{Session, probe::try_on_disks};
 /// # Errors
 /// The step that doesn't work, in words.
 pub fn run(session: &Session, directory: &Path) -> Result<(), String> {
-    try_on_disks(session, directory, "ext4", |image, scratch, disk| {
+    try_on_disks(session, directory, |image, scratch, disk| {
         let bootstrap = Bootstrap::open(image.bootstrap.as_slice())
             .map_err(|error| format!("a trial image: {error}"))?;
         mount(session, &bootstrap, scratch, slice::from_ref(disk))

@@ -127,8 +127,8 @@ impl<B: AsRef<[u8]>> Plan<'_, B> {
     }
 
     /// Writes the metadata from begin to end, [`Layout::metadata`] blocks. `uuid` names the file
-    /// system; it should not be zero, which `e2fsck` takes for none. Writes are as small as an inode:
-    /// `out` needs a buffer.
+    /// system; it should not be zero, which `e2fsck` takes for none. Writes are as small as an
+    /// inode: `out` needs a buffer.
     ///
     /// # Errors
     /// Those of `out`.

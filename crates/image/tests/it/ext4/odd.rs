@@ -11,8 +11,8 @@ use crate::support::{
 /// Names and values.
 type Attributes<'a> = &'a [(&'a str, &'a [u8])];
 
-/// Names of 240 bytes that all have the same hash: in the hash's cipher, a key with the first bit of
-/// its first two words flipped does the same.
+/// Names of 240 bytes that all have the same hash: in the hash's cipher, a key with the first bit
+/// of its first two words flipped does the same.
 fn same_hash() -> impl Iterator<Item = Vec<u8>> {
     (0..200_u32).map(|number| {
         let mut name = vec![b'h'; 240];

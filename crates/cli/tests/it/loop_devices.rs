@@ -10,7 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lazuli_testkit::{listing, odd, registry::FakeRegistry};
+use lazuli_testkit::{
+    listing,
+    oci::{Compression, Image, Layer},
+    odd,
+    registry::FakeRegistry,
+    tarball::{self, Entry},
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{drivers::able, lazuli::Lazuli};
@@ -315,4 +321,30 @@ fn three_hundred_mounts_are_served_after_a_killed_worker(driver: &str) {
         lazuli.ok(["umount", lazuli.path(&format!("mnt-{number}")).to_str().unwrap()]);
     }
     lazuli.ok(["stop"]);
+}
+
+/// ext4 has 34 bits for seconds.
+#[test]
+fn an_image_that_ext4_cannot_hold_is_served_by_fuse() {
+    if !able("ext4") {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let late = Entry::file("late", b"content".to_vec()).mtime(1 << 34, 0);
+    let image = Image::new([Layer::new(tarball::write([&late]), Compression::None)]);
+    image.write_layout(&lazuli.path("source"), "late").unwrap();
+    lazuli.ok(["convert", &format!("oci:{}:late", lazuli.path("source").display()), "oci:lazy:1"]);
+    let at = lazuli.directory("mnt");
+    let error = lazuli.fails(["mount", "oci:lazy:1", at.to_str().unwrap(), "--driver", "ext4"]);
+    assert!(error.contains("ext4 cannot hold `/late`"), "{error}");
+    if lazuli.status()["daemon"]["driver"] != "ext4" {
+        return;
+    }
+    lazuli.ok(["mount", "oci:lazy:1", at.to_str().unwrap()]);
+    let status = lazuli.mount_status(&at);
+    assert_eq!(status["driver"], "fuse", "{status:#}");
+    assert!(status["driver_reason"].as_str().unwrap().contains("late"), "{status:#}");
+    assert_eq!(fs::read(at.join("late")).unwrap(), b"content");
+    lazuli.kill(lazuli.worker());
+    assert_eq!(fs::read(at.join("late")).unwrap(), b"content");
 }

@@ -47,8 +47,8 @@ pub enum Refused {
         /// What it has.
         why: Unfit,
     },
-    /// The device would have 2³² or more blocks.
-    #[error("ext4 cannot hold an image of {0} blocks, 2^32 or more")]
+    /// The blobs have more than 2²⁸ blocks (1 TiB), or the device 2³² or more.
+    #[error("an image of {0} blocks is too large for ext4: more than 2^28 (1 TiB)")]
     TooLarge(u64),
 }
 

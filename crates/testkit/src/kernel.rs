@@ -30,6 +30,8 @@ pub enum Feature {
     Loop,
     /// EROFS on several disks (Linux 5.16).
     ErofsOnDisks,
+    /// Mounts that appear below others (Linux 6.5), so that one can replace another.
+    MountsBeneath,
     /// A file system that the kernel has loaded.
     Filesystem(&'static str),
     /// `/dev/fuse` that opens, and `fusermount3`.
@@ -50,6 +52,7 @@ impl fmt::Display for Feature {
             Feature::ErofsFileBacked => f.write_str("file-backed EROFS mounts"),
             Feature::Loop => f.write_str("FUSE and loop devices"),
             Feature::ErofsOnDisks => f.write_str("EROFS on several disks"),
+            Feature::MountsBeneath => f.write_str("mounts beneath others"),
             Feature::Filesystem(name) => f.write_str(name),
             Feature::Fuse => f.write_str("FUSE"),
             Feature::Freezer(version) => write!(f, "the freezer of cgroup {version:?}"),
@@ -103,11 +106,9 @@ fn probe(feature: Feature) -> io::Result<()> {
         }
         Feature::ErofsOnDisks => {
             probe(Feature::Filesystem("erofs"))?;
-            match release()? >= (5, 16) {
-                true => Ok(()),
-                false => Err(io::Error::other("the kernel is older than 5.16")),
-            }
+            since(5, 16)
         }
+        Feature::MountsBeneath => since(6, 5),
         Feature::Filesystem(name) => {
             match fs::read_to_string("/proc/filesystems")?.contains(&format!("\t{name}\n")) {
                 true => Ok(()),
@@ -123,11 +124,16 @@ fn probe(feature: Feature) -> io::Result<()> {
     }
 }
 
-/// The first two numbers of the kernel's release.
-fn release() -> io::Result<(u32, u32)> {
+/// Whether the kernel is of this version or a later one.
+fn since(major: u32, minor: u32) -> io::Result<()> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let mut numbers = release.split('.').map_while(|number| number.parse().ok());
-    numbers.next().zip(numbers.next()).ok_or_else(|| io::Error::other(release))
+    let mut numbers = release.split('.').map_while(|number| number.parse::<u32>().ok());
+    match numbers.next().zip(numbers.next()) {
+        Some(found) if found >= (major, minor) => Ok(()),
+        _ => {
+            Err(io::Error::other(format!("Linux {} is older than {major}.{minor}", release.trim())))
+        }
+    }
 }
 
 fn program(name: &str) -> io::Result<()> {

@@ -80,8 +80,7 @@ impl Node {
         let files =
             disks.filter_map(|disk| fs::read_to_string(disk.path().join("loop/backing_file")).ok());
         let ours = |file: &String| {
-            file.contains(&root)
-                || names.iter().any(|name| file.trim_end().ends_with(name.as_str()))
+            file.contains(&root) || names.iter().any(|name| file.contains(name.as_str()))
         };
         files.map(|file| file.trim_end().to_owned()).filter(ours).collect()
     }

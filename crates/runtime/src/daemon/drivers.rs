@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 use super::{DaemonError, DriverChoice};
 use crate::{
     keeper::Link,
-    kernel::{Probe, ext4, fanotify, loop_devices},
+    kernel::{Probe, ext4, fanotify, loop_devices, mount::Backing},
 };
 
 /// Whether to try the fanotify driver.
@@ -133,6 +133,15 @@ impl Drivers {
         if self.probe.fanotify.is_err() && self.try_loop().await.is_err() {
             let _ = self.try_ext4().await;
         }
+    }
+
+    /// Notes that the driver of this file system works: a worker before this one used it.
+    pub(super) fn proven(&self, backing: &Backing) {
+        let driver = match backing.kind() == c"ext4" {
+            true => &self.ext4_on_disks,
+            false => &self.erofs_on_disks,
+        };
+        let _ = driver.set(Ok(()));
     }
 
     /// Tries the driver `loop` on the first call; the error is the reason why it does not work.

@@ -206,6 +206,9 @@ fn workers_that_serve_fuse_alone_have_not_failed() {
 
 #[test]
 fn a_mount_point_is_never_empty() {
+    if !require(Feature::MountsBeneath) {
+        return;
+    }
     let Some(node) = mounted("fuse") else { return };
     let file = node.mountpoint.join("a");
     let mut readers = Readers::default();

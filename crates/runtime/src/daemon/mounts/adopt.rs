@@ -165,6 +165,7 @@ impl Node {
         let session = self.drivers.disks.get_or_init(|| async { Ok(session) }).await.clone();
         let session = session.map_err(|reason| DaemonError::Driver { driver: "loop", reason })?;
         for (record, image) in images {
+            self.drivers.proven(&record.backing);
             let places = places(seen, &record);
             match image.adopt_disks(&session, &self.filesystems, &record, &places).await {
                 Ok(Some(mount)) => adoption.filesystems.push((record, mount)),

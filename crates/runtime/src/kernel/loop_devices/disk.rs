@@ -69,10 +69,12 @@ impl Identity {
         let path = blob.path();
         let directory = path.parent().and_then(|parent| parent.file_name()).unwrap_or_default();
         let hash = Algorithm::Blake3.digest(path.as_os_str().as_encoded_bytes()).hex();
-        let node = u64::from_str_radix(&hash[..16], 16).unwrap_or_default();
+        let node = u64::from_str_radix(&hash[..16], 16).unwrap_or_default().max(FIRST_NODE);
         Identity {
-            node: node.max(FIRST_NODE),
-            name: directory.to_string_lossy().into_owned(),
+            node,
+            // The kernel remembers the node of a name, and blobs of two caches may have one
+            // directory name.
+            name: format!("{}-{node:x}", directory.to_string_lossy()),
             label: format!("lazuli-blob-{}", &hash[..32]),
         }
     }

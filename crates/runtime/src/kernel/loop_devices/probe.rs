@@ -36,7 +36,6 @@ pub(in crate::kernel) fn try_on_disks(
 ) -> Result<(), String> {
     let image = TinyImage::new()?;
     let in_cache = |error: &dyn Display| format!("{}: {error}", directory.display());
-    // One place for all: the kernel remembers the file of a blob by its name alone.
     let scratch = directory.join(format!("probe-loop-{}", std::process::id()));
     fs::create_dir_all(&scratch).map_err(|error| in_cache(&error))?;
     let tried = try_image(session, &scratch, &image, mount);

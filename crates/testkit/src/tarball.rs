@@ -235,7 +235,8 @@ impl Entry {
                 records.push((key.into(), value.to_string().into()));
             }
         }
-        if self.dialect == Dialect::Pax && (seconds < 0 || nanoseconds != 0) {
+        let fits = (0..1 << 33).contains(&seconds) && nanoseconds == 0;
+        if self.dialect == Dialect::Pax && !fits {
             records.push((b"mtime".to_vec(), decimal(seconds, nanoseconds).into()));
         }
     }

@@ -1,7 +1,9 @@
-//! Directories: lists of names, from three blocks on with an index of their hashes.
+//! Directories: lists of names, large ones with an index of their hashes.
 //!
-//! In a list of two blocks the kernel reads at most two to find a name. With an index it would also
-//! read two, the index and a leaf, of three. So a list that fits in two blocks has none.
+//! A file system that has an index anywhere costs all its directories of one block the kernel's
+//! readahead, and a walk of one that is not cached a read for each. To find a name in a list the
+//! kernel compares half of it, some microseconds for each block. So only directories of thousands
+//! of names have an index.
 
 use std::iter;
 
@@ -14,8 +16,8 @@ use super::{
 use crate::{BLOCK_SIZE, erofs::FileType};
 
 const BLOCK: usize = BLOCK_SIZE as usize;
-/// Blocks of the largest directory without an index.
-pub(super) const MAX_LINEAR: u32 = 2;
+/// Blocks of the largest directory without an index: some 4,000 names.
+pub(super) const MAX_LINEAR: u32 = 32;
 /// Blocks of the largest directory: what the four extents in its inode reach. An index of two
 /// levels, which kernels without the feature `largedir` stop at, would reach twice as far.
 pub(super) const MAX_BLOCKS: usize = 4 * super::extents::MAX_RUN as usize;

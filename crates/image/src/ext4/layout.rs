@@ -46,9 +46,11 @@ pub(super) mod superblock {
     pub(crate) const HASH_TEA: u8 = 2;
     /// `flags`: names are hashed as unsigned bytes.
     pub(crate) const UNSIGNED_HASH: u32 = 2;
-    /// `feature_compat`: ext_attr, dir_index, and sparse_super2, which lets no group but the first
-    /// have a superblock: copies would lie inside the blobs.
-    pub(crate) const COMPAT: u32 = 0x8 | 0x20 | 0x200;
+    /// `feature_compat`: ext_attr, and sparse_super2, which lets no group but the first have a
+    /// superblock: copies would lie inside the blobs.
+    pub(crate) const COMPAT: u32 = 0x8 | 0x200;
+    /// `feature_compat`: directories may have an index.
+    pub(crate) const DIR_INDEX: u32 = 0x20;
     /// `feature_incompat`: filetype, extents, and flex_bg, which lets bitmaps and inode tables of
     /// all groups lie in front of the blobs.
     pub(crate) const INCOMPAT: u32 = 0x2 | 0x40 | 0x200;

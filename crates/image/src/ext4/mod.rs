@@ -82,8 +82,10 @@ pub enum Unfit {
 #[derive(Debug)]
 pub struct Plan<'a, B> {
     source: node::Source<'a, B>,
-    /// For each inode its first block of metadata, counted from the first one's; and the end.
+    /// For each inode its first block of metadata, counted from the first one's.
     starts: Vec<u32>,
+    /// Whether a directory has an index.
+    is_indexed: bool,
     /// Blocks of blobs that files use, counted from the first blob's, as first and end; sorted and
     /// apart from each other.
     used: Vec<(u32, u32)>,
@@ -93,13 +95,17 @@ pub struct Plan<'a, B> {
 /// Decides on the place of everything. Reads the whole bootstrap once.
 pub fn plan<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Result<Plan<'_, B>, Refused> {
     let source = node::Source::new(bootstrap)?;
-    let mut starts = vec![0];
+    let mut starts = vec![0; source.inodes.len()];
     let mut end = 0_u64;
+    let mut is_indexed = false;
     let mut used: Vec<(u32, u32)> = Vec::new();
-    for position in 0..source.inodes.len() {
+    for position in source.inodes.placement() {
         let node = source.node(position).map_err(|failure| source.refused(position, failure))?;
+        if let Some(start) = starts.get_mut(position) {
+            *start = u32::try_from(end).map_err(|_| Refused::TooLarge(end))?;
+        }
         end += u64::from(node.block_count());
-        starts.push(u32::try_from(end).map_err(|_| Refused::TooLarge(end))?);
+        is_indexed |= node.is_indexed();
         for run in node.runs() {
             match used.last_mut() {
                 Some((_, end)) if *end == run.start => *end += run.len,
@@ -117,7 +123,7 @@ pub fn plan<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Result<Plan<'_, B>, Ref
     });
     let geometry = geometry::Geometry::new(source.inodes.last_number(), end, source.data_blocks)
         .map_err(Refused::TooLarge)?;
-    Ok(Plan { source, starts, used, geometry })
+    Ok(Plan { source, starts, is_indexed, used, geometry })
 }
 
 impl<B: AsRef<[u8]>> Plan<'_, B> {

@@ -190,6 +190,11 @@ impl Node<'_> {
             }
     }
 
+    /// Returns whether it is a directory with an index.
+    pub(super) fn is_indexed(&self) -> bool {
+        matches!(self.content, Content::Directory(_)) && self.content_blocks() > MAX_LINEAR
+    }
+
     fn attribute_blocks(&self) -> u32 {
         matches!(self.attributes, Attributes::Block(_)).into()
     }
@@ -232,7 +237,7 @@ impl Node<'_> {
                 flags = INODE_EXTENTS;
             }
         }
-        if matches!(self.content, Content::Directory(_)) && self.content_blocks() > MAX_LINEAR {
+        if self.is_indexed() {
             flags |= INODE_INDEX;
         }
         let size = match &self.content {

@@ -14,6 +14,8 @@ pub(super) struct Inodes {
     nids: Vec<Nid>,
     /// Directories with their parents, in the order of directories; the root is its own parent.
     parents: Vec<(Nid, Nid)>,
+    /// Directories in the order in which a walk comes to them.
+    walk: Vec<Nid>,
 }
 
 impl Inodes {
@@ -28,10 +30,13 @@ impl Inodes {
         let mut nids = Vec::new();
         let mut parents = vec![(root.nid, root.nid)];
         let mut pending = vec![root];
+        let mut walk = Vec::new();
         // A directory is charged each time that it is found. So a circle ends, and the names are
         // not more than the bootstrap has room for.
         while let Some(directory) = pending.pop() {
             budget.charge(&directory, bootstrap.chunk_size())?;
+            walk.push(directory.nid);
+            let below = pending.len();
             let mut previous: Option<&[u8]> = None;
             for entry in bootstrap.read_dir(directory.nid, 0)? {
                 let entry = entry?;
@@ -53,6 +58,10 @@ impl Inodes {
                     parents.push((child.nid, directory.nid));
                     pending.push(child);
                 }
+            }
+            // The first one is taken next.
+            if let Some(children) = pending.get_mut(below..) {
+                children.reverse();
             }
         }
         parents.sort_unstable();
@@ -76,7 +85,7 @@ impl Inodes {
             }
         }
         if u32::try_from(nids.len()).is_ok_and(|len| len < u32::MAX - FIRST_INO) {
-            return Ok(Inodes { nids, parents });
+            return Ok(Inodes { nids, parents, walk });
         }
         Err(root.error(format!("{} inodes", nids.len())))
     }
@@ -103,11 +112,23 @@ impl Inodes {
 
     /// The number of an inode.
     pub(super) fn number(&self, nid: Nid) -> Option<u32> {
+        self.position(nid).map(number_at)
+    }
+
+    fn position(&self, nid: Nid) -> Option<usize> {
         let (root, others) = self.nids.split_first()?;
         if nid == *root {
-            return Some(ROOT_INO);
+            return Some(0);
         }
-        others.binary_search(&nid).ok().map(|at| number_at(at + 1))
+        others.binary_search(&nid).ok().map(|at| at + 1)
+    }
+
+    /// The positions of all, in the order in which their content is placed. Directories come first,
+    /// as a walk reads them: the kernel reads ahead what follows.
+    pub(super) fn placement(&self) -> impl Iterator<Item = usize> + '_ {
+        let directories = self.walk.iter().filter_map(|nid| self.position(*nid));
+        let others = self.nids.iter().zip(0..).filter(|(nid, _)| self.parent(**nid).is_none());
+        directories.chain(others.map(|(_, position)| position))
     }
 
     /// The parent of a directory.

@@ -57,7 +57,7 @@ pub(super) fn write<B: AsRef<[u8]>>(
     }
 
     // Content: attributes, extent trees, directories and long links, inode by inode.
-    for position in 0..inodes.len() {
+    for position in inodes.placement() {
         let (node, at) = node(plan, position)?;
         node.blocks(at, geometry.data as u32, |block| {
             out.write_all(block)?;
@@ -146,7 +146,8 @@ fn super_block<B>(plan: &Plan<'_, B>, uuid: [u8; 16], free_blocks: u32) -> Super
         first_ino: FIRST_INO.into(),
         inode_size: (INODE_SIZE as u16).into(),
         block_group: 0.into(),
-        feature_compat: sb::COMPAT.into(),
+        feature_compat: if plan.is_indexed { sb::COMPAT | sb::DIR_INDEX } else { sb::COMPAT }
+            .into(),
         feature_incompat: sb::INCOMPAT.into(),
         feature_ro_compat: sb::RO_COMPAT.into(),
         uuid,

@@ -31,15 +31,15 @@ pub(super) fn odd() -> Sample {
     let root = Tree::ROOT;
     let directory = || Kind::Directory(BTreeMap::new());
 
-    let linear = add(&mut tree, root, b"two blocks", directory());
-    let indexed = add(&mut tree, root, b"three blocks", directory());
+    let two = add(&mut tree, root, b"two blocks", directory());
+    let three = add(&mut tree, root, b"three blocks", directory());
     for number in 0..40_u8 {
         let mut name = vec![number + 100; 255];
         if number < 30 {
-            add(&mut tree, linear, &name, Kind::Fifo);
+            add(&mut tree, two, &name, Kind::Fifo);
         }
         name[3] = 0xff;
-        add(&mut tree, indexed, &name, Kind::Fifo);
+        add(&mut tree, three, &name, Kind::Fifo);
     }
     let short = add(&mut tree, root, b"short names", directory());
     let long = add(&mut tree, root, b"two levels", directory());
@@ -53,6 +53,9 @@ pub(super) fn odd() -> Sample {
     }
     for number in 0..300 {
         add(&mut tree, same, format!("{number:0100}").as_bytes(), directory());
+    }
+    for number in 300..2000 {
+        add(&mut tree, same, format!("{number:0100}").as_bytes(), Kind::Fifo);
     }
 
     let mut blob = BlobBuilder::new(Codec::Zstd, small_chunks());

@@ -1,6 +1,6 @@
 //! Errors are fine; panics, hangs and memory out of proportion are bugs. What `check` accepts has a
-//! tree, writing that tree again gives an image of the same content, merging takes it or refuses it,
-//! and so does ext4.
+//! tree, writing that tree again gives an image of the same content, and merging and ext4 take it
+//! or refuse it.
 #![no_main]
 
 use lazuli_builder::{SourceImage, TreeOf, combine};

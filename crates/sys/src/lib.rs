@@ -1,5 +1,5 @@
-//! All unsafe code and raw kernel interfaces: fanotify, loop and mapped devices, mapped and inherited memory
-//! and descriptors.
+//! All unsafe code and raw kernel interfaces: fanotify, loop devices and the device mapper, mapped
+//! and inherited memory and descriptors.
 //!
 //! Every other crate of the workspace denies unsafe code. This crate stays as thin as the kernel's
 //! interfaces allow: owned descriptors in and out, no policy, and no parsing of anything but the

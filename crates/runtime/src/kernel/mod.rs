@@ -2,15 +2,17 @@
 //!
 //! Every driver asks [`CachedBlob::ensure`](crate::CachedBlob::ensure), and has the same files:
 //!
-//! | file | content | fanotify | loop_devices | ext4 | fuse |
-//! |---|---|---|---|---|---|
-//! | `mod` | the driver, its needs and promises | ✓ | ✓ | ✓ | ✓ |
-//! | `abi` | bytes of the kernel interface, pure | ✓ | ✓ | of loop_devices | `fuse-backend-rs` |
-//! | `probe` | a trial with a real mount | ✓ | ✓ | ✓ | ✓ |
-//! | `session` | state of the process, and its handover to a successor | ✓ | ✓ | of loop_devices | ✓ |
-//! | `journal` | unanswered questions, for the successor | ✓ | of fuse | of fuse | ✓ |
-//! | `mount` | one image, mounted | ✓ | ✓ | ✓ | ✓ |
-//! | `answer` | answers to the kernel | ✓ | ✓ | of loop_devices | ✓ |
+//! | file | content | fanotify | loop_devices | fuse |
+//! |---|---|---|---|---|
+//! | `mod` | the driver, its needs and promises | ✓ | ✓ | ✓ |
+//! | `abi` | bytes of the kernel interface, pure | ✓ | ✓ | `fuse-backend-rs` |
+//! | `probe` | a trial with a real mount | ✓ | ✓ | ✓ |
+//! | `session` | state of the process, and its handover to a successor | ✓ | ✓ | ✓ |
+//! | `journal` | unanswered questions, for the successor | ✓ | of fuse | ✓ |
+//! | `mount` | one image, mounted | ✓ | ✓ | ✓ |
+//! | `answer` | answers to the kernel | ✓ | ✓ | ✓ |
+//!
+//! `ext4` has `mod`, `probe` and `mount`; the rest is that of `loop_devices`.
 //!
 //! Other files serve one interface alone, such as `groups` and `slots` for fanotify, `disk` and
 //! `helper` for loop devices, `connection` and `threads` for FUSE. `disks` is another file system

@@ -25,7 +25,7 @@ pub enum Address {
 /// A text that is no [`Address`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not where metrics can be served, expected an IP address with a port as in `127.0.0.1:9445`, or an \
+    "`{0}` is not an address to listen at, expected an IP address with a port as in `127.0.0.1:9445`, or an \
      absolute path of at most {LONGEST_PATH} bytes"
 )]
 pub struct InvalidAddress(String);
@@ -55,15 +55,20 @@ impl fmt::Display for Address {
 
 /// A socket that clients connect to.
 #[derive(Debug)]
-pub(crate) enum Listener {
+pub enum Listener {
+    /// At [`Address::Tcp`].
     Tcp(TcpListener),
+    /// At [`Address::Unix`].
     Unix(UnixListener),
 }
 
 impl Address {
     /// Listens, also while connections of a previous process are still closing, and if it left its
     /// socket behind.
-    pub(crate) async fn listen(&self) -> io::Result<Listener> {
+    ///
+    /// # Errors
+    /// The address is in use, not one of this machine, or not allowed.
+    pub async fn listen(&self) -> io::Result<Listener> {
         match self {
             Address::Tcp(address) => Ok(Listener::Tcp(TcpListener::bind(address).await?)),
             Address::Unix(path) => listen_at(path).await.map(Listener::Unix),

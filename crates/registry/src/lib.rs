@@ -37,6 +37,7 @@ pub use copy::{Copied, Copy};
 pub use distribution::{
     lazy::{Found, fetch_index, lazy_form, lazy_manifest, listed_indexes},
     range,
+    referrers::is_beside_image,
 };
 pub use docker_archive::DockerArchive;
 pub use error::{HostsError, RegistryError, from_reader};

@@ -359,4 +359,12 @@ impl Referrers for Mirrored {
     ) -> Result<(), RegistryError> {
         self.target()?.enlist_referrers(subject, entries).await
     }
+
+    async fn delete_referrers(
+        &self,
+        subject: &Digest,
+        manifests: &[Digest],
+    ) -> Result<(), RegistryError> {
+        self.target()?.delete_referrers(subject, manifests).await
+    }
 }

@@ -223,4 +223,12 @@ impl Referrers for Registry {
     ) -> Result<(), RegistryError> {
         referrers::enlist(&self.client, subject, entries).await
     }
+
+    async fn delete_referrers(
+        &self,
+        subject: &Digest,
+        manifests: &[Digest],
+    ) -> Result<(), RegistryError> {
+        referrers::delete(&self.client, subject, manifests).await
+    }
 }

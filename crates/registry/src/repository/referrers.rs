@@ -7,7 +7,7 @@ use lazuli_image::{Digest, oci::Descriptor};
 
 use crate::error::RegistryError;
 
-/// Lists and adds referrers, as the OCI distribution specification 1.1 defines them.
+/// Lists, adds and deletes referrers, as the OCI distribution specification 1.1 defines them.
 #[async_trait]
 pub trait Referrers: Send + Sync + Debug {
     /// The manifests of `artifact_type`, or of any, whose subject is the manifest `subject`, with
@@ -45,4 +45,15 @@ pub trait Referrers: Send + Sync + Debug {
         subject: &Digest,
         entries: &[Descriptor],
     ) -> Result<(), RegistryError>;
+
+    /// Deletes `manifests`, which refer to `subject`, and removes them from the list of a registry
+    /// without the referrers API. Those that are gone already are no error; a registry that deletes
+    /// nothing is one. Nothing happens in a layout directory, whose operator can delete it.
+    async fn delete_referrers(
+        &self,
+        _subject: &Digest,
+        _manifests: &[Digest],
+    ) -> Result<(), RegistryError> {
+        Ok(())
+    }
 }

@@ -82,6 +82,22 @@ impl ReferrerIndex {
         Ok(add || !old.is_empty())
     }
 
+    /// Removes these manifests from the list. Returns whether it had any of them.
+    pub(crate) fn remove(&mut self, manifests: &[Digest]) -> bool {
+        let removed = |entry: &Descriptor| manifests.contains(&entry.digest);
+        let old: Vec<usize> =
+            self.descriptors().filter(|(_, entry)| removed(entry)).map(|(at, _)| at).collect();
+        for at in old.iter().rev() {
+            self.entries.remove(*at);
+        }
+        !old.is_empty()
+    }
+
+    /// Returns whether nothing is listed, not even an entry of a kind that is unknown here.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     pub(crate) fn to_json(&self) -> Result<Vec<u8>, serde_json::Error> {
         let entries = to_raw_value(&self.entries)?;
         let mut fields: BTreeMap<&str, &RawValue> =
@@ -120,6 +136,9 @@ mod tests {
         assert!(!index.update(&entry("one"), Some(&entry("one").digest)).unwrap());
         assert!(index.update(&entry("two"), Some(&entry("one").digest)).unwrap());
         assert!(!index.update(&entry("two"), Some(&entry("one").digest)).unwrap());
+        assert!(index.update(&entry("three"), None).unwrap());
+        assert!(index.remove(&[entry("three").digest, entry("four").digest]));
+        assert!(!index.remove(&[entry("three").digest]) && !index.is_empty());
         let json = String::from_utf8(index.to_json().unwrap()).unwrap();
         assert!(json.contains(theirs) && json.contains(note) && json.contains(",7,"), "{json}");
         let again = ReferrerIndex::parse(json.as_bytes()).unwrap();

@@ -12,7 +12,7 @@ mod push;
 use std::{collections::HashSet, pin::pin};
 
 use lazuli_image::{
-    Digest,
+    Algorithm, Digest,
     oci::{Descriptor, media_type},
 };
 use reqwest::{
@@ -32,7 +32,7 @@ use crate::{
 };
 
 pub(crate) use index::ReferrerIndex;
-pub(crate) use push::{Referrer, enlist, push};
+pub(crate) use push::{Referrer, delete, enlist, push};
 
 /// Maximum number of pages read from a list. Registries that page put hundreds of entries on a
 /// page, and most of them filter, so that ours are on the first.
@@ -181,6 +181,15 @@ async fn tagged(
     subject: &Digest,
     scope: &str,
 ) -> Result<Option<ReferrerIndex>, RegistryError> {
+    Ok(tagged_as_stored(client, subject, scope).await?.map(|(index, _)| index))
+}
+
+/// The same, with the digest of the list as it is stored.
+async fn tagged_as_stored(
+    client: &Client,
+    subject: &Digest,
+    scope: &str,
+) -> Result<Option<(ReferrerIndex, Digest)>, RegistryError> {
     let tag = tag(subject);
     let object = format!("the list of referrers {tag}");
     let url = client.url(&format!("manifests/{tag}"))?;
@@ -196,7 +205,8 @@ async fn tagged(
         return Err(malformed(format!("it is `{found}`, expected `{}`", media_type::INDEX)));
     }
     let raw = read_bounded(response, DOCUMENT_LIMIT, &client.place, &object).await?;
-    ReferrerIndex::parse(&raw).map(Some).map_err(malformed)
+    let index = ReferrerIndex::parse(&raw).map_err(malformed)?;
+    Ok(Some((index, Algorithm::Sha256.digest(&raw))))
 }
 
 fn get<'a>(url: Url, scope: &'a str, object: &'a str) -> Call<'a> {
@@ -224,7 +234,7 @@ pub(crate) fn attachment_tags(subject: &Digest) -> [String; 3] {
 }
 
 /// Returns whether a tag stands for a list of referrers or a cosign attachment instead of an image.
-pub(crate) fn is_beside_image(name: &str) -> bool {
+pub fn is_beside_image(name: &str) -> bool {
     let name = ATTACHMENTS.iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
     name.replacen('-', ":", 1).parse().is_ok_and(|subject| tag(&subject) == name)
 }
@@ -250,8 +260,6 @@ pub(crate) fn next_link(header: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use lazuli_image::Algorithm;
-
     use super::*;
 
     #[test]

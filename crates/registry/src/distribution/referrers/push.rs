@@ -7,10 +7,10 @@ use lazuli_image::{
     Algorithm, Digest,
     oci::{Descriptor, media_type},
 };
-use reqwest::{Method, header::HeaderMap};
+use reqwest::{Method, StatusCode, header::HeaderMap};
 use serde::Serialize;
 
-use super::{ReferrerIndex, listed, tag, tagged};
+use super::{ReferrerIndex, listed, tag, tagged, tagged_as_stored};
 use crate::{
     distribution::push,
     error::RegistryError,
@@ -156,21 +156,65 @@ async fn list(
     Err(RegistryError::Interrupted { place: client.place.clone(), object, cause })
 }
 
-/// Deletes the manifest. Many registries do not allow that, and a left-over only takes space.
+/// Removes `manifests` from the referrers of `subject`: from the list that clients keep, if there
+/// is one, and then themselves.
+pub(crate) async fn delete(
+    client: &Client,
+    subject: &Digest,
+    manifests: &[Digest],
+) -> Result<(), RegistryError> {
+    unlist(client, subject, manifests).await?;
+    for manifest in manifests {
+        delete_manifest(client, manifest).await?;
+    }
+    Ok(())
+}
+
+/// Removes `manifests` from the list that clients keep, and a list that gets empty.
+async fn unlist(
+    client: &Client,
+    subject: &Digest,
+    manifests: &[Digest],
+) -> Result<(), RegistryError> {
+    let tag = tag(subject);
+    let object = format!("the list of referrers {tag}");
+    let scope = client.scope("delete,pull,push");
+    for _ in 0..RACE_LIMIT {
+        let stored = tagged_as_stored(client, subject, &scope).await?;
+        let Some((mut index, digest)) = stored else { return Ok(()) };
+        if !index.remove(manifests) {
+            return Ok(());
+        }
+        if index.is_empty() {
+            // By its digest: registries before OCI distribution 1.1 delete no tags.
+            return delete_manifest(client, &digest).await;
+        }
+        let raw = bounded(client, &object, index.to_json())?;
+        push::put(client, &Selector::Tag(tag.clone()), raw.into(), media_type::INDEX).await?;
+        tokio::time::sleep(vary(RACE_PAUSE)).await;
+    }
+    Ok(())
+}
+
+/// Deletes the manifest that was replaced. Many registries do not allow that, and a left-over only
+/// takes space.
 async fn remove(client: &Client, manifest: &Digest) {
+    if let Err(error) = delete_manifest(client, manifest).await {
+        tracing::debug!(%error, "a referrer that was replaced stays");
+    }
+}
+
+/// Deletes a manifest, which may be gone already.
+async fn delete_manifest(client: &Client, manifest: &Digest) -> Result<(), RegistryError> {
     let object = format!("manifest {manifest}");
     let scope = client.scope("delete,pull,push");
-    let Ok(url) = client.url(&format!("manifests/{manifest}")) else { return };
-    let headers = HeaderMap::new();
-    let method = Method::DELETE;
+    let url = client.url(&format!("manifests/{manifest}"))?;
+    let (method, headers) = (Method::DELETE, HeaderMap::new());
     let call = Call { method, url, scope: &scope, headers, body: None, object: &object };
-    match client.send(&call).await {
-        Ok(response) if response.status().is_success() => {}
-        Ok(response) => {
-            let error = client.refuse(response, &object).await;
-            tracing::debug!(%error, "a referrer that was replaced stays");
-        }
-        Err(error) => tracing::debug!(%error, "a referrer that was replaced stays"),
+    let response = client.send(&call).await?;
+    match response.status() {
+        status if status.is_success() || status == StatusCode::NOT_FOUND => Ok(()),
+        _ => Err(client.refuse(response, &object).await),
     }
 }
 

@@ -8,17 +8,29 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use lazuli_image::oci::{Descriptor, ImageConfig, LazyImage, both, media_type};
+use lazuli_image::{
+    Digest,
+    oci::{Descriptor, ImageConfig, LazyImage, both, media_type},
+};
 use lazuli_registry::{BlobContent, Document, Manifest, Pull, Push, PushBy, Repository};
 use tokio::task::JoinHandle;
 
 use crate::image::{push, sign::Signer};
+
+/// Whether the target is the source's own tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InPlace {
+    Yes,
+    No,
+}
 
 /// The source image while it is copied to the target.
 pub(crate) struct KeptImage {
     manifest: Manifest,
     /// Copies config and layers while the conversion reads and compresses.
     blobs: JoinHandle<Result<u64>>,
+    /// What the tag names that is going to be replaced, if that is the source itself.
+    replaces: Option<Digest>,
 }
 
 impl KeptImage {
@@ -32,6 +44,7 @@ impl KeptImage {
         from: Arc<dyn Pull>,
         to: Arc<dyn Push>,
         mount_from: Option<String>,
+        in_place: InPlace,
     ) -> Result<Self> {
         let Descriptor { digest, size, .. } = manifest.parsed.config;
         let layers = manifest.parsed.layers.iter().map(|layer| (layer.digest, layer.size));
@@ -48,7 +61,9 @@ impl KeptImage {
             tokio::spawn(
                 async move { push::upload(&*to, blobs, mount_from.as_deref(), &|_| {}).await },
             );
-        Ok(KeptImage { manifest, blobs })
+        let named = manifest.index.as_ref().map_or(manifest.digest, |index| index.digest);
+        let replaces = (in_place == InPlace::Yes).then_some(named);
+        Ok(KeptImage { manifest, blobs, replaces })
     }
 
     /// Stores both manifests and an index of them under the tag of `to`, which already has the lazy
@@ -79,7 +94,24 @@ impl KeptImage {
             signer.sign_lazy(to, &lazy).await?;
             signer.sign(to, &index).await?;
         }
+        if let Some(expected) = self.replaces {
+            must_be_named(to, &expected).await?;
+        }
         to.push_document(&index, PushBy::Tag).await?;
         Ok(uploaded)
     }
+}
+
+/// Checks that the tag still names what was converted. Registries cannot compare and replace, but
+/// what is pushed in the minutes of a conversion is found.
+async fn must_be_named(to: &dyn Repository, expected: &Digest) -> Result<()> {
+    let named = to.document(None).await?.digest;
+    if named != *expected {
+        bail!(
+            "{} was pushed again meanwhile: it names {named} now, and {expected} was converted; \
+             convert it once more",
+            to.describe()
+        );
+    }
+    Ok(())
 }

@@ -36,7 +36,7 @@ use tokio::runtime::Runtime;
 
 use self::{
     chunk_reuse::{Reusable, ReusableImages, Target},
-    keep_oci::KeptImage,
+    keep_oci::{InPlace, KeptImage},
     layer_cache::LayerCache,
     source::Opened,
     statement::Origin,
@@ -312,7 +312,22 @@ fn keep(
     };
     let _on = runtime.enter();
     let mount_from = mount_source(request).map(str::to_owned);
-    KeptImage::begin(manifest, from, target.clone(), mount_from)
+    KeptImage::begin(manifest, from, target.clone(), mount_from, in_place(request))
+}
+
+/// Returns whether the source has the same tag, perhaps beside a digest.
+fn in_place(request: &ConversionRequest) -> InPlace {
+    match (&request.source, &request.target) {
+        (Source::Image(ImageName::Registry(source)), ImageName::Registry(target))
+            if source.registry() == target.registry()
+                && source.repository() == target.repository()
+                && source.tag().is_some()
+                && source.tag() == target.tag() =>
+        {
+            InPlace::Yes
+        }
+        _ => InPlace::No,
+    }
 }
 
 /// The chunks of a trace in the image as it was built.

@@ -26,6 +26,7 @@ fn main() -> io::Result<()> {
         "layer_index",
         "seekable_toc",
         "documents",
+        "registry_events",
     ] {
         fs::create_dir_all(format!("{corpus}/{target}"))?;
     }
@@ -58,11 +59,28 @@ fn main() -> io::Result<()> {
     }
     fs::write(format!("{corpus}/seekable_toc/layers"), [b"\0", TOCS.as_bytes()].concat())?;
     fs::write(format!("{corpus}/documents/lazy"), LAZY_MANIFEST)?;
+    fs::write(format!("{corpus}/registry_events/distribution"), DISTRIBUTION_EVENTS)?;
+    fs::write(format!("{corpus}/registry_events/harbor"), HARBOR_EVENT)?;
     let layers = two_layers();
     fs::write(format!("{corpus}/layer_index/tar"), &layers[2..])?;
     fs::write(format!("{corpus}/layer_index/gzip"), gzip(&layers[2..]))?;
     fs::write(format!("{corpus}/tar_source/layers"), layers)
 }
+
+/// Notifications of CNCF distribution.
+const DISTRIBUTION_EVENTS: &str = concat!(
+    r#"{"events":[{"action":"push","target":{"repository":"team/app","tag":"1","digest":"#,
+    r#""sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}},"#,
+    r#"{"action":"delete","target":{"repository":"team/app","digest":"#,
+    r#""sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"}}]}"#,
+);
+
+/// A webhook of Harbor.
+const HARBOR_EVENT: &str = concat!(
+    r#"{"type":"PUSH_ARTIFACT","event_data":{"repository":{"repo_full_name":"team/app"},"#,
+    r#""resources":[{"tag":"1","digest":"#,
+    r#""sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}]}}"#,
+);
 
 /// A manifest with an annotated data blob and an annotated index of a layer.
 const LAZY_MANIFEST: &str = concat!(

@@ -89,6 +89,7 @@ fn start(session: &Session) -> Result<Child> {
 }
 
 /// Re-runs this program with its own global options.
+#[derive(Debug)]
 pub(crate) struct Template {
     arguments: Vec<OsString>,
 }
@@ -105,14 +106,21 @@ impl Template {
         Template { arguments }
     }
 
-    /// `lazuli daemon`.
-    fn plain(&self) -> Command {
+    /// This program, for any verb.
+    pub(crate) fn program(&self) -> Command {
         // This very program, also when its file has been replaced: keeper and worker have to be of
         // one version.
         let mut command = Command::new("/proc/self/exe");
-        command.arg0("lazuli").args(&self.arguments).arg("daemon").current_dir("/");
+        command.arg0("lazuli").args(&self.arguments).current_dir("/");
         // A process group of its own, so that Ctrl-C here does not reach it.
         command.process_group(0);
+        command
+    }
+
+    /// `lazuli daemon`.
+    fn plain(&self) -> Command {
+        let mut command = self.program();
+        command.arg("daemon");
         command
     }
 

@@ -24,6 +24,7 @@ mod mirror;
 mod nydus_image;
 mod path_context;
 mod progress;
+mod serve_convert;
 
 use std::{
     path::{Path, PathBuf},

@@ -18,6 +18,7 @@ mod prefetch;
 mod preheat;
 mod run;
 mod scrub;
+mod serve_convert;
 mod setup;
 pub(crate) mod status;
 mod stop;
@@ -57,6 +58,7 @@ pub(crate) enum Verb {
     Doctor(doctor::Arguments),
     VerifyImage(verify_image::Arguments),
     Daemon(daemon::Arguments),
+    ServeConvert(serve_convert::Arguments),
     Stop(stop::Arguments),
     Setup(setup::Arguments),
     #[command(hide = true)]
@@ -90,6 +92,7 @@ impl Verb {
             Verb::Doctor(arguments) => doctor::run(session, &arguments),
             Verb::VerifyImage(arguments) => verify_image::run(session, &arguments),
             Verb::Daemon(arguments) => daemon::run(session, &arguments),
+            Verb::ServeConvert(arguments) => serve_convert::run(session, &arguments).map(done),
             Verb::Setup(arguments) => setup::run(session, &arguments).map(done),
             Verb::Stop(arguments) => stop::run(session, &arguments).map(done),
             Verb::NodeReport(arguments) => node_report::run(&arguments).map(done),
@@ -108,6 +111,8 @@ impl Verb {
 
     /// A daemon's log is read later, so it is more verbose than an interactive command's.
     pub(crate) fn default_log_level(&self) -> &'static str {
-        if matches!(self, Verb::Daemon(_) | Verb::NodeReport(_)) { "info" } else { "warn" }
+        let is_daemon =
+            matches!(self, Verb::Daemon(_) | Verb::NodeReport(_) | Verb::ServeConvert(_));
+        if is_daemon { "info" } else { "warn" }
     }
 }

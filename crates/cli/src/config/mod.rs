@@ -1,5 +1,6 @@
 //! The configuration file.
 
+mod convert;
 mod data;
 mod index;
 mod registries;
@@ -14,6 +15,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
+use convert::Convert;
 use data::{Cache, Fetch, Prefetch};
 use registries::{Images, PeerToPeer, Registry};
 
@@ -58,6 +60,8 @@ pub(crate) struct Config {
     pub(crate) mirror: Option<Mirror>,
     /// The metrics server, if enabled.
     pub(crate) metrics: Option<Metrics>,
+    /// What `serve-convert` does, if it is set up.
+    pub(crate) convert: Option<Convert>,
 }
 
 impl Config {
@@ -99,6 +103,7 @@ impl Config {
                         config.snapshotter.as_ref().map_or(Ok(()), Snapshotter::check)?;
                         config.mirror.as_ref().map_or(Ok(()), Mirror::check)?;
                         config.metrics.as_ref().map(Metrics::address).transpose()?;
+                        config.convert.as_ref().map_or(Ok(()), Convert::check)?;
                         Ok(config)
                     })
                     .with_context(|| format!("{} is not valid", file.display()))

@@ -41,6 +41,7 @@ mod reuse;
 mod run;
 mod scrub;
 mod seekable;
+mod serve_convert;
 mod sign;
 mod stream;
 mod trees;

@@ -29,13 +29,23 @@ impl Registry {
         Self::over(self.storage.clone(), &tls)
     }
 
-    fn over(storage: Arc<TempDir>, tls: &str) -> Self {
+    /// Sends its events to a port, with a secret.
+    pub(crate) fn with_events(address: &str, secret: &str) -> Self {
+        let events = format!(
+            "notifications:\n  endpoints:\n    - name: lazuli\n      url: http://{address}/\n      \
+             headers: {{Authorization: [Bearer {secret}]}}\n      timeout: 10s\n      threshold: 3\n      \
+             backoff: 1s\n"
+        );
+        Self::over(Arc::new(tempfile::tempdir().unwrap()), &events)
+    }
+
+    fn over(storage: Arc<TempDir>, more: &str) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let address = format!("127.0.0.1:{port}");
         let config = storage.path().join(format!("{port}.yml"));
         let text = format!(
             "version: 0.1\nlog: {{level: error}}\nstorage:\n  filesystem: {{rootdirectory: {}}}\n  \
-             delete: {{enabled: true}}\nhttp:\n  addr: \"{address}\"\n{tls}",
+             delete: {{enabled: true}}\nhttp:\n  addr: \"{address}\"\n{more}",
             storage.path().join("data").display()
         );
         std::fs::write(&config, text).unwrap();

@@ -101,7 +101,7 @@ mod tests {
         let fuse = driver("driver = 'fuse'").unwrap().snapshotter.unwrap();
         assert_eq!(fuse.driver, DriverChoice::Fuse);
         let error = driver("driver = 'erofs'").unwrap_err().to_string();
-        assert!(error.contains("`auto`, `fanotify`, `loop`, `fuse`"), "{error}");
+        assert!(error.contains("`auto`, `fanotify`, `loop`, `ext4`, `fuse`"), "{error}");
     }
 
     #[test]

@@ -284,8 +284,8 @@ fn probes_of_a_disk_fetch_nothing_before_it_is_mounted(node: &Node) {
     // Whatever programs of this system probe new disks.
     node.mount(&node.mountpoint);
     thread::sleep(Duration::from_millis(300));
-    let chunks = status(&node)["chunks_ready"].as_u64().unwrap();
-    assert_eq!(chunks, 0, "{:#}", status(&node));
+    let chunks = status(node)["chunks_ready"].as_u64().unwrap();
+    assert_eq!(chunks, 0, "{:#}", status(node));
     node.compare();
 }
 

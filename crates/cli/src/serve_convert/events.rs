@@ -157,6 +157,8 @@ impl Events {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
 
     const DIGEST: &str = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a";
@@ -178,8 +180,9 @@ mod tests {
     fn pushed_tags_and_deleted_digests_of_both_registries_are_read() {
         let pinned = format!("r.example:5000/team/app@{DIGEST}");
         let tagged = format!("r.example:5000/team/app:1@{DIGEST}");
-        assert_eq!(names(&notification("push", "team/app", r#""1""#)), [tagged.clone()]);
-        assert_eq!(names(&notification("delete", "team/app", "null")), [pinned.clone()]);
+        assert_eq!(names(&notification("push", "team/app", r#""1""#)), slice::from_ref(&tagged));
+        let deleted = names(&notification("delete", "team/app", "null"));
+        assert_eq!(deleted, slice::from_ref(&pinned));
         let harbor = |kind: &str, tag: &str| {
             format!(
                 r#"{{"type":"{kind}","occur_at":1,"operator":"a","event_data":{{"resources":[
@@ -187,7 +190,7 @@ mod tests {
                 "repository":{{"name":"app","namespace":"team","repo_full_name":"team/app"}}}}}}"#
             )
         };
-        assert_eq!(names(&harbor("PUSH_ARTIFACT", "1")), [tagged.clone()]);
+        assert_eq!(names(&harbor("PUSH_ARTIFACT", "1")), [tagged]);
         assert_eq!(names(&harbor("DELETE_ARTIFACT", "1")), [pinned]);
         for other in ["PULL_ARTIFACT", "SCANNING_COMPLETED", ""] {
             assert!(names(&harbor(other, "1")).is_empty(), "{other}");

@@ -75,16 +75,15 @@ fn after_both_died_nothing_wrong_is_left() {
 
 /// With loop devices, no reader is let through: reads in between get errors, and the same readers,
 /// with the files that they have open, get right bytes after a daemon has started.
-#[test]
-fn after_both_died_the_same_mounts_go_on_with_loop() {
-    if !able("loop") {
+fn after_both_died_the_same_mounts_go_on(driver: &str) {
+    if !able(driver) {
         return;
     }
     let _alone = alone();
     let count = if soak() { 20 } else { 3 };
     let (mut blows, mut all, mut failed, mut rounds) = (Vec::new(), Seen::default(), 0, 0);
     while blows.len() < count {
-        let round = Round::new("loop");
+        let round = Round::new(driver);
         rounds += 1;
         while blows.len() < count && (blows.is_empty() || !round.is_warm()) {
             // A page fault that fails ends its program.
@@ -113,7 +112,17 @@ fn after_both_died_the_same_mounts_go_on_with_loop() {
         everything.assert_clean();
         all.bytes += everything.bytes;
     }
-    let mut figures = figures("loop", rounds, &blows, &all);
+    let mut figures = figures(driver, rounds, &blows, &all);
     figures["errors_in_the_window"] = failed.into();
-    report("kill-both-loop", &figures);
+    report(&format!("kill-both-{driver}"), &figures);
+}
+
+#[test]
+fn after_both_died_the_same_mounts_go_on_with_loop() {
+    after_both_died_the_same_mounts_go_on("loop");
+}
+
+#[test]
+fn after_both_died_the_same_mounts_go_on_with_ext4() {
+    after_both_died_the_same_mounts_go_on("ext4");
 }

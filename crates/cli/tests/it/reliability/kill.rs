@@ -17,34 +17,34 @@ fn kill_worker(round: &Round) {
     assert_eq!(before.keeper, after.keeper, "the keeper has nothing to do with it");
 }
 
-#[test]
-fn readers_wait_for_the_next_worker_with_fanotify() {
-    if !able("fanotify") {
+/// Kills the worker `count` times, or `soaking` times.
+fn readers_wait_for_the_next_worker(driver: &str, count: usize, soaking: usize) {
+    if !able(driver) {
         return;
     }
     let _alone = alone();
-    let figures = under_load("fanotify", if soak() { 1000 } else { 20 }, kill_worker);
-    report("kill-worker-fanotify", &figures);
+    let figures = under_load(driver, if soak() { soaking } else { count }, kill_worker);
+    report(&format!("kill-worker-{driver}"), &figures);
 }
 
 #[test]
-fn readers_wait_for_the_next_worker_with_fuse() {
-    if !able("fuse") {
-        return;
-    }
-    let _alone = alone();
-    let figures = under_load("fuse", if soak() { 200 } else { 5 }, kill_worker);
-    report("kill-worker-fuse", &figures);
+fn readers_wait_for_the_next_worker_with_fanotify() {
+    readers_wait_for_the_next_worker("fanotify", 20, 1000);
 }
 
 #[test]
 fn readers_wait_for_the_next_worker_with_loop() {
-    if !able("loop") {
-        return;
-    }
-    let _alone = alone();
-    let figures = under_load("loop", if soak() { 200 } else { 5 }, kill_worker);
-    report("kill-worker-loop", &figures);
+    readers_wait_for_the_next_worker("loop", 5, 200);
+}
+
+#[test]
+fn readers_wait_for_the_next_worker_with_ext4() {
+    readers_wait_for_the_next_worker("ext4", 5, 200);
+}
+
+#[test]
+fn readers_wait_for_the_next_worker_with_fuse() {
+    readers_wait_for_the_next_worker("fuse", 5, 200);
 }
 
 #[test]

@@ -17,32 +17,31 @@ fn take_over(round: &Round) {
     );
 }
 
-#[test]
-fn readers_notice_no_takeover_with_fanotify() {
-    if !able("fanotify") {
+fn readers_notice_no_takeover(driver: &str) {
+    if !able(driver) {
         return;
     }
     let _alone = alone();
-    let figures = under_load("fanotify", if soak() { 100 } else { 5 }, take_over);
-    report("takeover-fanotify", &figures);
+    let figures = under_load(driver, if soak() { 100 } else { 5 }, take_over);
+    report(&format!("takeover-{driver}"), &figures);
+}
+
+#[test]
+fn readers_notice_no_takeover_with_fanotify() {
+    readers_notice_no_takeover("fanotify");
 }
 
 #[test]
 fn readers_notice_no_takeover_with_loop() {
-    if !able("loop") {
-        return;
-    }
-    let _alone = alone();
-    let figures = under_load("loop", if soak() { 100 } else { 5 }, take_over);
-    report("takeover-loop", &figures);
+    readers_notice_no_takeover("loop");
+}
+
+#[test]
+fn readers_notice_no_takeover_with_ext4() {
+    readers_notice_no_takeover("ext4");
 }
 
 #[test]
 fn readers_notice_no_takeover_with_fuse() {
-    if !able("fuse") {
-        return;
-    }
-    let _alone = alone();
-    let figures = under_load("fuse", if soak() { 100 } else { 5 }, take_over);
-    report("takeover-fuse", &figures);
+    readers_notice_no_takeover("fuse");
 }

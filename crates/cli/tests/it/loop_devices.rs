@@ -17,9 +17,13 @@ use lazuli_testkit::{
     registry::FakeRegistry,
     tarball::{self, Entry},
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Pid;
 
-use crate::{drivers::able, lazuli::Lazuli};
+use crate::{
+    drivers::able,
+    keeper::{is_gone, kill_both},
+    lazuli::Lazuli,
+};
 
 /// Longer than any step takes on the busiest machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -95,13 +99,8 @@ impl Node {
         let pids = ["keeper_pid", "worker_pid"].map(|key| {
             Pid::from_raw(i32::try_from(daemon[key].as_i64().unwrap()).unwrap()).unwrap()
         });
-        for signal in [Signal::STOP, Signal::KILL] {
-            pids.iter().for_each(|pid| kill_process(*pid, signal).unwrap());
-        }
-        for pid in pids {
-            let descriptors = format!("/proc/{}/fd/0", pid.as_raw_nonzero());
-            until("both are gone", || !Path::new(&descriptors).exists());
-        }
+        kill_both(pids);
+        until("both are gone", || pids.into_iter().all(is_gone));
     }
 }
 

@@ -83,12 +83,26 @@ fn kill(pid: Pid) {
     kill_process(pid, Signal::KILL).unwrap();
 }
 
-/// Kills both at the same instant: neither gets to replace the other.
-fn kill_both(pids: [Pid; 2]) {
+/// Kills both at the same instant: neither gets to replace the other. A thread runs on until it is
+/// scheduled with the signal, so all have to have stopped first.
+pub(crate) fn kill_both(pids: [Pid; 2]) {
     for pid in pids {
         kill_process(pid, Signal::STOP).unwrap();
     }
+    for pid in pids {
+        until("all threads have stopped", || {
+            let threads = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
+            threads.unwrap().flatten().all(|thread| is_stopped(&thread.path()))
+        });
+    }
     pids.into_iter().for_each(kill);
+}
+
+/// Returns whether a thread is stopped, or gone.
+fn is_stopped(thread: &Path) -> bool {
+    let stat = std::fs::read_to_string(thread.join("stat")).unwrap_or_default();
+    // The state follows the name, which may have any character.
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['T', 'Z', 'X']))
 }
 
 fn until(what: &str, mut done: impl FnMut() -> bool) {
@@ -335,7 +349,7 @@ fn umount(lazuli: &Lazuli, path: &Path) {
     until("the image is unused", unmounted);
 }
 
-fn is_gone(pid: Pid) -> bool {
+pub(crate) fn is_gone(pid: Pid) -> bool {
     // No descriptor of a process that was not waited for is left.
     !Path::new(&format!("/proc/{}/fd/0", pid.as_raw_nonzero())).exists()
 }

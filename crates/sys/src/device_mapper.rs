@@ -10,6 +10,8 @@ use std::{
 
 use rustix::fs::{major, minor};
 
+use crate::loop_device::decode;
+
 /// `_IOWR(DM_IOCTL, n, struct dm_ioctl)` without `n`.
 const REQUEST: libc::Ioctl = 0xc138_fd00_u32 as libc::Ioctl;
 
@@ -139,10 +141,7 @@ fn create(control: &File, name: &str, uuid: &str) -> io::Result<(String, u32)> {
             create()
         });
         match created {
-            // The kernel's form: minor 0 to 7, major 8 to 19, the rest of minor.
-            Ok(device) => {
-                return Ok((name, ((device & 0xff) | ((device >> 12) & 0xfff_ff00)) as u32));
-            }
+            Ok(device) => return Ok((name, minor(decode(device)))),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => return Err(error),
         }

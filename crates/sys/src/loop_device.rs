@@ -187,9 +187,9 @@ fn path(number: u32) -> PathBuf {
     format!("/dev/loop{number}").into()
 }
 
-/// Loop devices show device numbers in the kernel's own form: minor 0 to 7, major 8 to 19, the rest
-/// of minor.
-fn decode(device: u64) -> u64 {
+/// Decodes a device number in the kernel's own form, as loop devices and the device mapper show it:
+/// minor 0 to 7, major 8 to 19, the rest of minor.
+pub(crate) fn decode(device: u64) -> u64 {
     let (major, minor) = ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xfff_ff00));
     rustix::fs::makedev(major as u32, minor as u32)
 }

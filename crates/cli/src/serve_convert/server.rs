@@ -111,7 +111,7 @@ impl Receiver {
             tracing::warn!("a client without the secret is refused");
             return text(StatusCode::UNAUTHORIZED, "");
         }
-        if !matches!(request.uri().path(), "/" | "/events") {
+        if request.uri().path() != "/" {
             return text(StatusCode::NOT_FOUND, "events are received at /\n");
         }
         if request.method() != Method::POST {

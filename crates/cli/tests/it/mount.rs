@@ -70,6 +70,7 @@ fn odd_tree_with_loop() {
 }
 
 #[test]
+#[ignore = "needs a device mapper, see `make test-kernels`"]
 fn odd_tree_with_ext4() {
     let directory = tempfile::tempdir().unwrap();
     odd::image().compressed_with(Compression::Gzip).write_layout(directory.path(), "odd").unwrap();

@@ -15,7 +15,7 @@ use rustix::{
     mount::{MountFlags, UnmountFlags, mount, unmount},
 };
 
-use crate::support::{Sample, flatten, sample};
+use crate::support::{Sample, assert_chunks, flatten, sample};
 
 /// Writes bootstrap and decoded blobs to `directory`, and returns the device options.
 fn write(sample: &Sample, directory: &Path) -> Vec<String> {
@@ -108,10 +108,7 @@ fn the_kernel_shows_the_tree_of_the_sample() {
             Kind::Regular { size, chunks } => {
                 let content = fs::read(&real).unwrap();
                 assert_eq!(content.len() as u64, *size, "{shown}");
-                for (piece, chunk) in content.chunks(0x4000).zip(chunks) {
-                    let blob = &bootstrap.blobs()[usize::from(chunk.blob.0)];
-                    assert!(blob.chunk(chunk.number).unwrap().digest.matches(piece), "{shown}");
-                }
+                assert_chunks(&bootstrap, chunks, &content, &shown);
             }
             Kind::Fifo | Kind::Socket => {}
         }

@@ -8,7 +8,7 @@ use lazuli_image::{
     chunk::Part,
     codec::Encoder,
     offset::round_up_to_block,
-    rafs::{BlobRecord, BootstrapOptions, Tail, blob_tail, write_bootstrap},
+    rafs::{BlobRecord, Bootstrap, BootstrapOptions, Tail, blob_tail, write_bootstrap},
     tree::Device,
 };
 
@@ -297,4 +297,18 @@ pub(crate) fn flatten(tree: &Tree) -> BTreeMap<Vec<u8>, (Inode, Vec<u8>)> {
         inode
     };
     paths.into_iter().map(|(path, id)| (path, (strip(id), first[&id].clone()))).collect()
+}
+
+/// Compares what a reader shows of a file with the digests of its chunks, of 16 KiB each.
+pub(crate) fn assert_chunks(
+    bootstrap: &Bootstrap<&[u8]>,
+    chunks: &[ChunkRef],
+    content: &[u8],
+    shown: &str,
+) {
+    assert_eq!(content.len().div_ceil(0x4000), chunks.len(), "{shown}");
+    for (piece, chunk) in content.chunks(0x4000).zip(chunks) {
+        let blob = &bootstrap.blobs()[usize::from(chunk.blob.0)];
+        assert!(blob.chunk(chunk.number).unwrap().digest.matches(piece), "{shown}");
+    }
 }

@@ -10,7 +10,10 @@ use tokio::sync::OnceCell;
 use super::{DaemonError, DriverChoice};
 use crate::{
     keeper::Link,
-    kernel::{Probe, ext4, fanotify, loop_devices, mount::Backing},
+    kernel::{
+        Probe, ext4, fanotify, loop_devices,
+        mount::{Backing, Format},
+    },
 };
 
 /// Whether to try the fanotify driver.
@@ -137,9 +140,9 @@ impl Drivers {
 
     /// Notes that the driver of this file system works: a worker before this one used it.
     pub(super) fn proven(&self, backing: &Backing) {
-        let driver = match backing.kind() == c"ext4" {
-            true => &self.ext4_on_disks,
-            false => &self.erofs_on_disks,
+        let driver = match backing.format() {
+            Format::Ext4 => &self.ext4_on_disks,
+            Format::Erofs => &self.erofs_on_disks,
         };
         let _ = driver.set(Ok(()));
     }

@@ -114,11 +114,30 @@ impl Backing {
         Some(Path::new("/dev").join(disk(self.0.first()?)?.name()))
     }
 
-    /// The kernel's name for the kind of file system.
-    pub fn kind(&self) -> &'static CStr {
+    /// The file system on it.
+    pub fn format(&self) -> Format {
         match self.0.first().map(|name| disk(name)) {
-            Some(Some(Disk::Joined { .. })) => c"ext4",
-            _ => c"erofs",
+            Some(Some(Disk::Joined { .. })) => Format::Ext4,
+            _ => Format::Erofs,
+        }
+    }
+}
+
+/// A file system of the kernel that shows images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// On files, or on loop devices.
+    Erofs,
+    /// On a joined disk.
+    Ext4,
+}
+
+impl Format {
+    /// The kernel's name for it.
+    fn name(self) -> &'static CStr {
+        match self {
+            Format::Erofs => c"erofs",
+            Format::Ext4 => c"ext4",
         }
     }
 }
@@ -219,7 +238,7 @@ impl ImageMount {
         let name = source.file_name().unwrap_or_default();
         raise_read_ahead(&Path::new(BLOCK).join(name).join("queue"));
         preread(source, metadata).map_err(|error| MountError::new("read", source, error))?;
-        let context = configure(backing.kind(), source, devices)?;
+        let context = configure(backing.format(), source, devices)?;
         fsconfig_create(context.as_fd()).map_err(|error| refused(&context, source, error))?;
         let tree = detached(&context, source, Suid::Keep)?;
         Ok(ImageMount { tree, backing, _last: None })
@@ -255,7 +274,7 @@ impl ImageMount {
             // Before Linux 6.15 a mount that is attached nowhere cannot be cloned. To mount a disk
             // again is to mount the file system that is on it.
             (Err(Errno::INVAL), Some(disk)) => {
-                let context = configure(self.backing.kind(), &disk, &[])?;
+                let context = configure(self.backing.format(), &disk, &[])?;
                 let again = fsconfig_create(context.as_fd());
                 again.map_err(|error| refused(&context, &disk, error))?;
                 Ok(detached(&context, &disk, suid)?)
@@ -324,7 +343,7 @@ pub(super) fn create(
     // By descriptor, so that a renamed file cannot take its place.
     let path = |device: &BorrowedFd<'_>| format!("/proc/self/fd/{}", device.as_raw_fd()).into();
     let devices: Vec<PathBuf> = devices.iter().map(path).collect();
-    let context = configure(c"erofs", bootstrap, &devices)?;
+    let context = configure(Format::Erofs, bootstrap, &devices)?;
     let (bdi, created) = watch_bdi(|| fsconfig_create(context.as_fd()));
     created.map_err(|error| refused(&context, bootstrap, error))?;
     match &bdi[..] {
@@ -351,9 +370,9 @@ fn detached(context: &OwnedFd, source: &Path, suid: Suid) -> Result<OwnedFd, Mou
         .map_err(|error| refused(context, source, error))
 }
 
-fn configure(kind: &CStr, source: &Path, devices: &[PathBuf]) -> Result<OwnedFd, MountError> {
+fn configure(format: Format, source: &Path, devices: &[PathBuf]) -> Result<OwnedFd, MountError> {
     let refused_early = |error| MountError::new("mount", source, error);
-    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).map_err(refused_early)?;
+    let context = fsopen(format.name(), FsOpenFlags::FSOPEN_CLOEXEC).map_err(refused_early)?;
     let set = || {
         fsconfig_set_string(context.as_fd(), c"source", source)?;
         for device in devices {
@@ -450,8 +469,9 @@ mod tests {
         assert_eq!(backing(&["loop7-123"]).disk(), Some("/dev/loop7".into()));
         assert_eq!(backing(&["dm-3-lazuli-4f-1c"]).disk(), Some("/dev/dm-3".into()));
         assert_eq!(backing(&["erofs-12"]).disk(), None);
-        let kinds = ["loop7-123", "dm-3-lazuli-4f", "erofs-12"].map(|name| backing(&[name]).kind());
-        assert_eq!(kinds, [c"erofs", c"ext4", c"erofs"]);
+        let format = |name| backing(&[name]).format();
+        let formats = ["loop7-123", "dm-3-lazuli-4f", "erofs-12"].map(format);
+        assert_eq!(formats, [Format::Erofs, Format::Ext4, Format::Erofs]);
         assert_eq!(backing(&["loop7-123"]).to_string(), "loop7-123");
         assert!(!backing(&["loop999999-1"]).is_alive());
         assert!(!backing(&["dm-999999-lazuli-4f"]).is_alive());

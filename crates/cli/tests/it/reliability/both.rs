@@ -123,6 +123,7 @@ fn after_both_died_the_same_mounts_go_on_with_loop() {
 }
 
 #[test]
+#[ignore = "needs a device mapper, see `make test-kernels`"]
 fn after_both_died_the_same_mounts_go_on_with_ext4() {
     after_both_died_the_same_mounts_go_on("ext4");
 }

@@ -38,6 +38,7 @@ fn readers_wait_for_the_next_worker_with_loop() {
 }
 
 #[test]
+#[ignore = "needs a device mapper, see `make test-kernels`"]
 fn readers_wait_for_the_next_worker_with_ext4() {
     readers_wait_for_the_next_worker("ext4", 5, 200);
 }

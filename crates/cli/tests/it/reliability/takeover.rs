@@ -37,6 +37,7 @@ fn readers_notice_no_takeover_with_loop() {
 }
 
 #[test]
+#[ignore = "needs a device mapper, see `make test-kernels`"]
 fn readers_notice_no_takeover_with_ext4() {
     readers_notice_no_takeover("ext4");
 }

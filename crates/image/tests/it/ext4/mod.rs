@@ -26,7 +26,7 @@ use rustix::{
 
 use self::odd::odd;
 use crate::support::{
-    BlobBuilder, Sample, add, flatten, metadata, records, small_chunks, small_sample,
+    BlobBuilder, Sample, add, assert_chunks, flatten, metadata, records, small_chunks, small_sample,
 };
 
 const UUID: [u8; 16] = *b"a file system id";
@@ -142,10 +142,7 @@ fn the_kernel_shows_the_tree_of_the_bootstrap() {
             Kind::Regular { size, chunks } => {
                 let content = fs::read(&real).unwrap();
                 assert_eq!(content.len() as u64, *size, "{shown}");
-                for (piece, chunk) in content.chunks(0x4000).zip(chunks) {
-                    let blob = &bootstrap.blobs()[usize::from(chunk.blob.0)];
-                    assert!(blob.chunk(chunk.number).unwrap().digest.matches(piece), "{shown}");
-                }
+                assert_chunks(&bootstrap, chunks, &content, &shown);
             }
             _ => {}
         }

@@ -14,16 +14,12 @@ use crate::{
         filesystems::{attachment::Attachment, users},
         node::Node,
         record::MountRecord,
-        served::{
-            image::{OnDisks, ServedImage},
-            possession,
-            route::ImageRoute,
-        },
+        served::{image::ServedImage, possession, route::ImageRoute},
     },
     image::{Fetched, StoredImage},
     kernel::{
         fuse::MountPoint,
-        mount::{self, Suid},
+        mount::{self, Format, Suid},
     },
     prefetch::{Known, Metadata},
 };
@@ -193,11 +189,11 @@ impl Node {
                 Some(image.erofs_on_files(session, filesystems, request, &self.boot).await)
             }
             (_, Some(Ok(session)), DriverChoice::Loop | DriverChoice::Ext4) => {
-                let on_disks = match record.driver {
-                    DriverChoice::Ext4 => OnDisks::Ext4,
-                    _ => OnDisks::Erofs,
+                let format = match record.driver {
+                    DriverChoice::Ext4 => Format::Ext4,
+                    _ => Format::Erofs,
                 };
-                let mount = image.on_disks(on_disks, session, filesystems, request, &self.boot);
+                let mount = image.on_disks(format, session, filesystems, request, &self.boot);
                 Some(mount.await)
             }
             _ => None,

@@ -38,18 +38,11 @@ use crate::{
         fanotify::{self, Watch},
         fuse::{self, ImageFilesystem, MountPoint, MountTarget},
         loop_devices,
-        mount::{ImageMount, Suid},
+        mount::{Format, ImageMount, Suid},
     },
     prefetch,
     sharing::Owner,
 };
-
-/// The kernel's file system on loop devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::daemon) enum OnDisks {
-    Erofs,
-    Ext4,
-}
 
 /// One image. All of its mounts share it.
 #[derive(Debug)]
@@ -215,16 +208,16 @@ impl ServedImage {
         Ok(mount)
     }
 
-    /// The image's mount on loop devices, by EROFS or, with the driver `ext4`, by ext4.
+    /// The image's mount on loop devices, in this format.
     pub(in crate::daemon) async fn on_disks(
         &self,
-        driver: OnDisks,
+        format: Format,
         session: &Arc<loop_devices::Session>,
         filesystems: &Arc<Filesystems>,
         request: &MountRequest,
         boot: &str,
     ) -> io::Result<Arc<FilesystemMount>> {
-        let mut current = self.current_on_disks(driver).lock().await;
+        let mut current = self.current_on_disks(format).lock().await;
         if let Some(mount) = current.upgrade() {
             return Ok(mount);
         }
@@ -232,11 +225,11 @@ impl ServedImage {
         let (bootstrap, directory) = (self.stored.bootstrap.clone(), self.stored.directory.clone());
         let make = move || {
             let disks = attach(&other, &blobs)?;
-            let mounted = match driver {
-                OnDisks::Erofs => {
+            let mounted = match format {
+                Format::Erofs => {
                     loop_devices::mount(&other, &image::bootstrap_path(&directory), &disks)?
                 }
-                OnDisks::Ext4 => ext4::mount(&other, &bootstrap, &directory, &disks)?,
+                Format::Ext4 => ext4::mount(&other, &bootstrap, &directory, &disks)?,
             };
             io::Result::Ok((mounted, disks))
         };
@@ -250,10 +243,10 @@ impl ServedImage {
         Ok(mount)
     }
 
-    fn current_on_disks(&self, driver: OnDisks) -> &Mutex<Weak<FilesystemMount>> {
-        match driver {
-            OnDisks::Erofs => &self.erofs_on_disks,
-            OnDisks::Ext4 => &self.ext4_on_disks,
+    fn current_on_disks(&self, format: Format) -> &Mutex<Weak<FilesystemMount>> {
+        match format {
+            Format::Erofs => &self.erofs_on_disks,
+            Format::Ext4 => &self.ext4_on_disks,
         }
     }
 
@@ -322,11 +315,7 @@ impl ServedImage {
         record: &FilesystemRecord,
         places: &[&Path],
     ) -> io::Result<Option<Arc<FilesystemMount>>> {
-        let driver = match record.backing.kind() == c"ext4" {
-            true => OnDisks::Ext4,
-            false => OnDisks::Erofs,
-        };
-        let mut current = self.current_on_disks(driver).lock().await;
+        let mut current = self.current_on_disks(record.backing.format()).lock().await;
         let (other, blobs) = (session.clone(), self.blobs.clone());
         let numbers = record.loops.clone().unwrap_or_default();
         let disks = blocking(move || adopt(&other, &blobs, &numbers)).await?;

@@ -8,7 +8,7 @@ from pathlib import Path
 # The first process of the namespaces, which reaps what is left to it. The copy of a mount keeps a
 # file system of others alive; containers get no network but loopback.
 FIRST = r"""
-ours='s/^([^ ]+ ){4}([^ ]+) .* - (erofs|fuse.lazuli) .*/\2/p'
+ours='s/^([^ ]+ ){4}([^ ]+) .* - (erofs|fuse.lazuli|fuse.lazuli-layers) .*/\2/p'
 for place in $(sed -nE "$ours" /proc/self/mountinfo); do umount -l "$place"; done
 ip link set lo up
 mount -t tmpfs tmpfs /run

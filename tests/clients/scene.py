@@ -159,6 +159,21 @@ class Scene:
 def scene(work, plugin="lazuli", settings=ON_DEMAND, images=None, config=CONTAINERD):
     """All of it, running, in a directory that is made. `images` is another scene, which has the
     registry and the indexer's key; containerd has the configuration `config`."""
+    with contextlib.ExitStack() as stack:
+        it = stack.enter_context(lazuli(work, settings, images, plugin))
+        (work / "containerd.toml").write_text(config.format(work=work, plugin=plugin))
+        programs = Path(os.environ["LAZULI_CONTAINERD"])
+        # The shim of the same containerd.
+        environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+        containerd = [programs / "containerd", "--config", work / "containerd.toml"]
+        stack.enter_context(background(*containerd, log=work / "containerd.log", env=environment,
+                                       timeout=TIMEOUT, ready=lambda: listens(it.socket)))
+        yield it
+
+
+@contextlib.contextmanager
+def lazuli(work, settings=ON_DEMAND, images=None, plugin=None):
+    """The same without containerd."""
     work.mkdir()
     with contextlib.ExitStack() as stack:
         key = images.key if images else new_key(work / "key")
@@ -167,7 +182,6 @@ def scene(work, plugin="lazuli", settings=ON_DEMAND, images=None, config=CONTAIN
         signed = f"signed_as = {images.repositories}\n" if images else ""
         policy = f'[default]\naccept = true\nstatements = ["{key}.pub"]\n{signed}'
         (work / "policy.toml").write_text(policy)
-        (work / "containerd.toml").write_text(config.format(work=work, plugin=plugin))
         (work / "lazuli.toml").write_text(LAZULI.format(work=work) + settings)
         (work / "lazuli").mkdir()
         it = Scene(work, server, plugin, key)
@@ -175,12 +189,6 @@ def scene(work, plugin="lazuli", settings=ON_DEMAND, images=None, config=CONTAIN
         stack.enter_context(background(*daemon, log=work / "lazuli.log", timeout=TIMEOUT,
                                        ready=lambda: listens(work / "lazuli.sock")))
         stack.callback(it.lazuli.stop)
-        programs = Path(os.environ["LAZULI_CONTAINERD"])
-        # The shim of the same containerd.
-        environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
-        containerd = [programs / "containerd", "--config", work / "containerd.toml"]
-        stack.enter_context(background(*containerd, log=work / "containerd.log", env=environment,
-                                       timeout=TIMEOUT, ready=lambda: listens(it.socket)))
         yield it
 
 

@@ -159,6 +159,7 @@ impl DaemonImages {
             plain_http: false,
             base: true,
             layers: image.layers,
+            layer: None,
             nosuid: false,
         })
     }

@@ -1,4 +1,4 @@
-//! Makes the tree of an image from indexes of its layers, without the layers.
+//! Makes the tree of an image, or of one of its layers, from indexes of layers, without the layers.
 
 use lazuli_image::{
     Algorithm, BlobIndex, ChunkRef, Digest,
@@ -16,6 +16,7 @@ use crate::{
     error::{BuildError, SourceError},
     options::Options,
     source::{stream::Allowance, tar::Archive},
+    whiteout,
 };
 
 /// A layer of which the index is known.
@@ -46,6 +47,20 @@ pub fn assemble(layers: Vec<KnownLayer>) -> Result<ImageIndex, BuildError> {
     let mut memory = share();
     let read = layers.into_iter().zip(0..).map(|(layer, number)| read(layer, number, &mut memory));
     join(read.collect::<Result<_, _>>()?, names)
+}
+
+/// Makes the index of the image that has the tree of `layer` alone, as a lower directory of
+/// overlayfs: whiteouts are character devices and attributes.
+///
+/// # Errors
+/// As [`assemble`]. The layer has files in directories that it does not list, whose owner and mode
+/// are those of lower layers, or other content that depends on these.
+pub fn assemble_one(layer: KnownLayer) -> Result<ImageIndex, BuildError> {
+    let name = layer.digest.to_string();
+    let mut read = read(layer, 0, &mut share())?;
+    whiteout::to_overlayfs(&mut read.entries)
+        .map_err(|problem| BuildError::Layer { layer: name.clone(), problem })?;
+    join(vec![read], vec![name])
 }
 
 /// Memory of a row of an index: its chunk has 32 bytes of digest in the index, and about three

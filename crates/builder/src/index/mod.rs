@@ -34,11 +34,11 @@ use lazuli_image::{
 
 use self::layer::{BESIDE, ChunkContent, Indexed};
 pub use self::{
-    assemble::{KnownLayer, assemble},
+    assemble::{KnownLayer, assemble, assemble_one},
     index_while_reading::{IndexAndDiffId, index_while_reading},
     layer::{ChunkSink, IndexLayer},
     seekable::{LayerToc, SeekableImage, assemble_seekable},
-    skeleton::diff_id,
+    skeleton::{diff_id, tar_size},
 };
 use crate::{
     build::stack, built_blob::BuiltBlob, error::BuildError, options::Options, pack::for_each_chunk,

@@ -131,6 +131,19 @@ impl Read for Joined<'_> {
     }
 }
 
+/// Bytes of the unpacked layer.
+///
+/// # Errors
+/// The index has no skeleton, or one that cannot be read.
+pub fn tar_size(index: &ReadIndex) -> io::Result<u64> {
+    let chunks: u64 =
+        index.record.blob.chunks.iter().map(|chunk| u64::from(chunk.decoded_size)).sum();
+    let skeleton = index.skeleton.as_deref();
+    let skeleton = skeleton.ok_or_else(|| io::Error::other("the index has no skeleton"))?;
+    let mut skeleton = zstd::stream::read::Decoder::with_buffer(skeleton)?.take(LIMIT);
+    Ok(chunks + io::copy(&mut skeleton, &mut io::sink())?)
+}
+
 /// The SHA-256 of the unpacked layer, restored from `index` and its chunks. `fill` reads a chunk
 /// into a buffer of its size.
 ///

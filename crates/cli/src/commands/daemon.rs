@@ -16,7 +16,7 @@ use lazuli_runtime::{
     kernel::loop_devices,
 };
 
-use crate::{Session, containerd, daemon as processes, exit, metrics, mirror};
+use crate::{Session, config::Layers, containerd, daemon as processes, exit, metrics, mirror};
 
 /// Run the node's daemon in the foreground
 ///
@@ -162,6 +162,7 @@ fn work(session: &Session) -> Result<ExitCode> {
         registry: session.config.node_registries()?,
         snapshots: snapshotter.map(|table| table.address.clone()),
         mirror: session.config.mirror.as_ref().map(|table| table.listen),
+        layers: session.config.layers.as_ref().map(Layers::settings),
         policy: session.config.policy.clone(),
     };
     let driver = snapshotter.map(|table| table.driver).unwrap_or_default();

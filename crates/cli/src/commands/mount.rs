@@ -114,6 +114,7 @@ pub(crate) fn request(
         plain_http: arguments.access.plain_http,
         base: false,
         layers: None,
+        layer: None,
         nosuid: suid == Suid::Ignore,
     }))
 }

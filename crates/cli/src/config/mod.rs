@@ -22,7 +22,7 @@ use registries::{Images, PeerToPeer, Registry};
 use crate::{metrics::Metrics, path_context::PathContext as _};
 
 pub(crate) use index::{FirstPull, Index};
-pub(crate) use services::{Mirror, Snapshotter};
+pub(crate) use services::{Layers, Mirror, Snapshotter};
 
 /// Path of the configuration without `--config`.
 pub(crate) const DEFAULT_PATH: &str = "/etc/lazuli/config.toml";
@@ -56,6 +56,8 @@ pub(crate) struct Config {
     pub(crate) policy: Option<PathBuf>,
     /// The snapshotter for containerd, if enabled.
     pub(crate) snapshotter: Option<Snapshotter>,
+    /// The layer store for podman and CRI-O, if enabled.
+    pub(crate) layers: Option<Layers>,
     /// The mirror for pulls, if enabled.
     pub(crate) mirror: Option<Mirror>,
     /// The metrics server, if enabled.
@@ -101,6 +103,7 @@ impl Config {
                     .and_then(|config| config.check_policy().map(|()| config))
                     .and_then(|config| {
                         config.snapshotter.as_ref().map_or(Ok(()), Snapshotter::check)?;
+                        config.layers.as_ref().map_or(Ok(()), Layers::check)?;
                         config.mirror.as_ref().map_or(Ok(()), Mirror::check)?;
                         config.metrics.as_ref().map(Metrics::address).transpose()?;
                         config.convert.as_ref().map_or(Ok(()), Convert::check)?;

@@ -1,4 +1,4 @@
-//! The tables of what the daemon serves beside mounts: containerd and its pulls.
+//! The tables of what the daemon serves beside mounts: containerd and its pulls, and podman.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use lazuli_mirror::LazyNames;
-use lazuli_runtime::daemon::DriverChoice;
+use lazuli_runtime::daemon::{DriverChoice, LayerStoreSettings};
 use serde::Deserialize;
 
 use super::check;
@@ -87,6 +87,39 @@ impl Snapshotter {
     }
 }
 
+/// The `[layers]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Layers {
+    /// Where podman and CRI-O look for layers, `additionallayerstores` in `storage.conf`.
+    directory: PathBuf,
+    /// The driver for layers.
+    driver: DriverChoice,
+}
+
+impl Default for Layers {
+    fn default() -> Self {
+        Layers { directory: "/run/lazuli/layers".into(), driver: DriverChoice::Auto }
+    }
+}
+
+impl Layers {
+    pub(super) fn check(&self) -> Result<()> {
+        if !self.directory.is_absolute() {
+            let path = self.directory.display();
+            bail!("layers.directory is {path}, expected an absolute path");
+        }
+        if self.driver == DriverChoice::Disks {
+            bail!("layers.driver is disks, which shows no files: leave it out");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn settings(&self) -> LayerStoreSettings {
+        LayerStoreSettings { directory: self.directory.clone(), driver: self.driver }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -139,6 +172,24 @@ mod tests {
         ] {
             let error = format!("{:#}", mirror(text).check().unwrap_err());
             assert!(error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_layer_store_is_off_unless_it_is_named() {
+        assert!(toml::from_str::<Config>("").unwrap().layers.is_none());
+        let layers = |text: &str| {
+            let config: Config = toml::from_str(&format!("[layers]\n{text}\n")).unwrap();
+            config.layers.unwrap()
+        };
+        let settings = layers("").settings();
+        assert_eq!(settings.directory, Path::new("/run/lazuli/layers"));
+        for (text, problem) in [
+            ("directory = 'layers'", "expected an absolute path"),
+            ("driver = 'disks'", "shows no files"),
+        ] {
+            let error = layers(text).check().unwrap_err().to_string();
+            assert!(error.contains(problem), "{error}");
         }
     }
 }

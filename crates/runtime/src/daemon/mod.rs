@@ -15,6 +15,7 @@
 //!   filesystems/  EROFS file systems that live, mounted or not
 //!   traces/       what starts of images read
 //!   logins/       pull secrets of mounts
+//!   layers/       layers that podman or CRI-O has found, and their mounts
 //!   snapshots/    what the snapshot service keeps, if containerd is served
 //!   mirror/       certificates of the mirror, and what it answers while a registry is away
 //!   verdicts/     which images may run, by the policy in force
@@ -29,7 +30,8 @@
 //! mounts       making, ending and taking over mounts
 //! served       images while they are mounted: their blobs and routes
 //! filesystems  their EROFS file systems and FUSE connections in the kernel
-//! ordinary     images that containerd does not unpack
+//! ordinary     images that clients do not unpack
+//! layer_store  where podman and CRI-O find layers of these
 //! background   prefetch on request, scrub, and what removed images leave
 //! status       `lazuli status`, measurements, failed reads
 //! ```
@@ -42,6 +44,7 @@ mod drivers;
 mod error;
 mod filesystems;
 mod images;
+mod layer_store;
 mod lifecycle;
 mod mounts;
 mod node;
@@ -79,6 +82,8 @@ use drivers::Fanotify;
 pub use error::DaemonError;
 use filesystems::stale_pages::Gap;
 pub use images::Images;
+pub use layer_store::LayerStoreSettings;
+use layer_store::Leftover;
 use mounts::adopt;
 use node::Node;
 pub use ordinary::{layers::CoveredLayers, state::IndexSettings};
@@ -126,6 +131,8 @@ pub struct Settings {
     pub snapshots: Option<PathBuf>,
     /// The address of the node's mirror, if it has one.
     pub mirror: Option<SocketAddr>,
+    /// Where podman and CRI-O find layers, if they are served.
+    pub layers: Option<LayerStoreSettings>,
     /// What to fetch ahead of readers.
     pub prefetch: crate::prefetch::Settings,
     /// How to handle indexes that the node makes of ordinary images.
@@ -210,6 +217,7 @@ impl Worker {
         let control = descriptors.remove(CONTROL);
         let snapshots = descriptors.remove(SNAPSHOTS);
         let mirror = descriptors.remove(MIRROR);
+        let layers = Leftover::find(&mut descriptors, &link);
         let node = Arc::new(node);
         // Marks, connections and mounts go when `stop` takes them away, and never because something
         // went out of scope: not when a part of this fails, and not in a panic.
@@ -232,6 +240,7 @@ impl Worker {
         tokio::spawn(ordinary::restore_layer::keep_checking(Arc::downgrade(&node), wrong));
         tokio::spawn(ordinary::index_unpacked::keep_indexing(Arc::downgrade(&node)));
         tokio::spawn(refresh_routes::keep_current(Arc::downgrade(&node)));
+        node.serve_layers(layers).await;
         let path = root.join("daemon.sock");
         let listener = listen(&root, control, &link).at(&path)?;
         let snapshots = listen_for_containerd(settings.snapshots.as_deref(), snapshots, &link);

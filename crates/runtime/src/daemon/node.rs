@@ -16,6 +16,7 @@ use super::{
     background::{prefetch_jobs::PrefetchJobs, remember::Remembering},
     drivers::{Drivers, Fanotify},
     filesystems::mounted::{self, Filesystems},
+    layer_store::LayerStore,
     lifecycle::Lifecycle,
     mounts::table::MountTable,
     ordinary::state::Ordinaries,
@@ -38,6 +39,7 @@ pub(super) struct Node {
     pub(super) boot: String,
     pub(super) admission: Admission,
     pub(super) ordinaries: Ordinaries,
+    pub(super) layer_store: LayerStore,
     pub(super) cache: Arc<Cache>,
     pub(super) drivers: Drivers,
     pub(super) images: ServedImages,
@@ -90,6 +92,8 @@ impl Node {
             cache.clone(),
         );
         let ordinaries = ordinaries.at(&indexes)?;
+        let layers = root.join("layers");
+        let layer_store = LayerStore::open(layers.clone(), settings.layers.clone()).at(&layers)?;
         let prefetcher = Prefetcher::new(settings.prefetch.clone(), root, cache.clone());
         let drivers = Drivers::new(directory, link, fanotify, settings.direct_io);
         let filesystems = Filesystems::new(alive, drivers.probe.direct_reads.is_ok());
@@ -101,6 +105,7 @@ impl Node {
             boot,
             admission,
             ordinaries,
+            layer_store,
             cache,
             drivers,
             images: ServedImages::default(),

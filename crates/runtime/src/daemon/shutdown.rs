@@ -33,6 +33,7 @@ impl Node {
             Stop::Forced => Ok(()),
         };
         self.mounts.stop(may_stop).await?.detach().await;
+        self.end_layers();
         let filesystems = self.filesystems.clone();
         let ended = tokio::task::spawn_blocking(move || {
             filesystems.settle();

@@ -1,11 +1,11 @@
-//! Images that this node makes itself: the lower layers of an ordinary image, or all of them, by
-//! indexes of these layers.
+//! Images that this node makes itself: the lower layers of an ordinary image, all of them, or one
+//! alone, by indexes of these layers.
 
 use std::path::Path;
 
 use lazuli_builder::{
     BuildError,
-    index::{KnownLayer, assemble},
+    index::{ImageIndex, KnownLayer, assemble, assemble_one},
 };
 use lazuli_image::{
     Algorithm, Blob, Digest, FormatError,
@@ -39,7 +39,7 @@ pub(crate) enum PrefixError {
     Image(#[from] ImageError),
 }
 
-/// The lower layers of an ordinary image, as an image.
+/// The lower layers of an ordinary image, or one of its layers, as an image.
 #[derive(Debug)]
 pub(crate) struct Prefix {
     /// The digest of its manifest.
@@ -51,7 +51,15 @@ pub(crate) struct Prefix {
 impl Prefix {
     /// Makes the image of `layers`, the lowest of `image`.
     pub(crate) fn new(image: &Manifest, layers: Vec<KnownLayer>) -> Result<Self, PrefixError> {
-        let made = assemble(layers)?;
+        Self::made(image, assemble(layers)?)
+    }
+
+    /// Makes the image of one layer of `image`, which a client puts on others by overlayfs.
+    pub(crate) fn one(image: &Manifest, layer: KnownLayer) -> Result<Self, PrefixError> {
+        Self::made(image, assemble_one(layer)?)
+    }
+
+    fn made(image: &Manifest, made: ImageIndex) -> Result<Self, PrefixError> {
         let indexed: Vec<_> = made.layers.iter().filter_map(IndexedLayer::of).collect();
         let (digest, size) =
             (Algorithm::Sha256.digest(&made.bootstrap), made.bootstrap.len() as u64);

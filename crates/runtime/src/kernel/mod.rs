@@ -16,13 +16,15 @@
 //!
 //! Other files serve one interface alone, such as `groups` and `slots` for fanotify, `disk` and
 //! `helper` for loop devices, `connection` and `threads` for FUSE. `disks` is another file system
-//! for FUSE, whose reader is the kernel of a virtual machine.
+//! for FUSE, whose reader is the kernel of a virtual machine. `layer_store` is one by which clients
+//! find layers, and shows no content itself.
 
 pub mod disks;
 pub mod errno;
 pub mod ext4;
 pub mod fanotify;
 pub mod fuse;
+pub mod layer_store;
 pub mod loop_devices;
 pub mod mount;
 pub mod pages;

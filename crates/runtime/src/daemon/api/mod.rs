@@ -88,6 +88,9 @@ pub struct MountRequest {
     /// for containerd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<u32>,
+    /// The layer of an ordinary image, by its digest as stored, that is shown alone, for overlayfs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<Digest>,
     /// Set-user-id programs and file capabilities of the image have no effect.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub nosuid: bool,

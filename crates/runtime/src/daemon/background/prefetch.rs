@@ -95,6 +95,7 @@ impl Node {
             plain_http,
             base: false,
             layers: None,
+            layer: None,
             nosuid: true,
         };
         let options = self.admission.options(&request);

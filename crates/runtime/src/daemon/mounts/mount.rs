@@ -74,9 +74,12 @@ impl Node {
         let remembering = self.remembering.start(images.clone(), self.cache.clone());
         let pull = async {
             let preconnect = repository.request_policy().preconnect();
-            if let Some(layers) = request.layers {
-                let prefix = self.prefix(&request, &name, layers).await?;
-                let (stored, verified, manifest, pin) = prefix;
+            let part = match (request.layers, request.layer) {
+                (Some(layers), _) => Some(self.prefix(&request, &name, layers).await?),
+                (None, Some(layer)) => Some(self.one_layer(&request, &name, layer).await?),
+                (None, None) => None,
+            };
+            if let Some((stored, verified, manifest, pin)) = part {
                 let digest = &manifest.digest;
                 let known = self.prefetcher.look_up(&repository, digest, &[], Metadata::Here);
                 return Ok((stored, verified, Fetched::default(), known, pin));

@@ -20,7 +20,7 @@ use tokio::{io::AsyncReadExt as _, sync::OnceCell};
 use super::{
     access::AT_A_TIME,
     state::{Ordinaries, Ordinary},
-    store::{ImageRecord, LayerRecord, Stated},
+    store::{Holder, ImageRecord, LayerRecord, Stated},
     vouched::{Vouched, VouchedLayer},
 };
 use crate::daemon::{DaemonError, admission::stated::StatedIndexes, api::MountRequest};
@@ -105,8 +105,8 @@ impl Ordinaries {
 
     /// Keeps the documents that a start of the image needs without its registry. Without them none
     /// of its layers may be reported present.
-    pub(super) fn keep(&self, image: &Ordinary) -> bool {
-        if self.store.image(&image.manifest.digest).is_some() {
+    pub(super) fn keep(&self, image: &Ordinary, holder: Holder) -> bool {
+        if self.store.is_held(&image.manifest.digest, holder) {
             return true;
         }
         let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
@@ -115,9 +115,9 @@ impl Ordinaries {
             manifest: text(&image.manifest.raw),
             config: text(&image.config),
         };
-        let kept = self.store.note_image(&image.manifest.digest, &record);
+        let kept = self.store.note_image(&image.manifest.digest, &record, holder);
         if let Err(error) = &kept {
-            tracing::warn!(image = %image.asked, %error, "containerd unpacks the image");
+            tracing::warn!(image = %image.asked, %error, "the image is not lazy");
         }
         kept.is_ok()
     }

@@ -1,11 +1,12 @@
-//! The layers of ordinary images that containerd does not have to unpack.
+//! The layers of ordinary images that a client does not have to unpack.
 
 use std::sync::Arc;
 
+use lazuli_builder::index::KnownLayer;
 use lazuli_image::{Digest, oci::chain_ids};
-use lazuli_registry::{IndexTrust, Login, Manifest};
+use lazuli_registry::{ImageName, IndexTrust, Login, Manifest, Repository};
 
-use super::begin::key_of;
+use super::{begin::key_of, state::Ordinary, store::Holder, vouched::Vouched};
 use crate::{
     daemon::{DaemonError, api::MountRequest, images::Images},
     image::removed,
@@ -46,39 +47,18 @@ impl Images {
         layer: &Digest,
         may_pull: bool,
     ) -> Result<Option<CoveredLayers>, DaemonError> {
-        if self.0.admission.registry.indexes == IndexTrust::Nothing {
-            return Ok(None);
-        }
-        let (name, digest) = request.name_and_digest()?;
-        if !may_pull
-            && !self.0.ordinaries.store.knows_layers()
-            && !self.0.ordinaries.may_be_signed(&name)
-        {
-            return Ok(None);
-        }
+        let (name, _) = request.name_and_digest()?;
         let client = login;
         let login = login.map(|login| Arc::new(self.0.admission.logins.lend(&name, login.clone())));
-        let manifest = self.recent_manifest(request, &name).await?;
-        if manifest.digest != digest || !is_ordinary(&manifest) {
+        let Some(image) = self.ordinary_image(request, &name, may_pull).await? else {
             return Ok(None);
-        }
-        // An image that may not run is reported at its start.
-        if self.0.admission.admit_pinned(request).await.is_err() {
-            return Ok(None);
-        }
-        let options = self.0.admission.options(request);
-        let image = self.0.ordinaries.image(request, &name, manifest, &options).await?;
+        };
         let chain = chain_ids(image.diff_ids.iter().copied());
         let Some(at) = chain.iter().position(|id| id == layer) else { return Ok(None) };
-        let repository = lazuli_registry::open(&name, &options)?;
-        let vouched = self.0.ordinaries.vouched(&image, &repository, &options).await?;
+        let repository = lazuli_registry::open(&name, &self.0.admission.options(request))?;
+        let vouched = self.vouched(request, &image, &repository).await?;
         if may_pull {
             self.0.ordinaries.begin_pulls(&image, &vouched, &repository, login.clone());
-        }
-        if image.looked_ahead.get().is_none() && !vouched.beside.is_empty() {
-            let layers = image.manifest.parsed.layers.iter().chain(&vouched.beside);
-            let (digest, layers) = (&image.manifest.digest, layers.cloned().collect::<Vec<_>>());
-            self.0.prefetcher.look_up_ahead(&repository, digest, &layers);
         }
         self.0.ordinaries.look_ahead(&image, &vouched, &*repository, client).await;
         for (layer, diff_id) in image.layers().take(at + 1) {
@@ -101,7 +81,7 @@ impl Images {
         if !image.access.allows(&*repository, client, own.digest).await? {
             return Ok(None);
         }
-        if !self.0.ordinaries.keep(&image) {
+        if !self.0.ordinaries.keep(&image, Holder::Containerd) {
             return Ok(None);
         }
         let is_whole = at + 1 == chain.len();
@@ -114,10 +94,96 @@ impl Images {
         Ok(count.map(|count| CoveredLayers { count, is_lazy_image }))
     }
 
-    /// Removes everything of an ordinary image that nothing else uses.
+    /// Returns one layer of an ordinary image, by its digest as stored, if it can be shown without
+    /// being unpacked. `request` has the name and digest of the image.
+    pub(in crate::daemon) async fn single_layer(
+        &self,
+        request: &MountRequest,
+        layer: &Digest,
+    ) -> Result<Option<KnownLayer>, DaemonError> {
+        let (name, _) = request.name_and_digest()?;
+        let Some(image) = self.ordinary_image(request, &name, false).await? else {
+            return Ok(None);
+        };
+        let mut layers = image.layers();
+        let Some((layer, diff_id)) = layers.find(|(own, _)| own.digest == *layer) else {
+            return Ok(None);
+        };
+        let repository = lazuli_registry::open(&name, &self.0.admission.options(request))?;
+        let vouched = self.vouched(request, &image, &repository).await?;
+        self.0.ordinaries.look_ahead(&image, &vouched, &*repository, None).await;
+        let Some(known) = self.0.ordinaries.known_layer(layer, diff_id, &vouched).await else {
+            return Ok(None);
+        };
+        let is_shown = image.access.allows(&*repository, None, layer.digest).await?
+            && self.0.ordinaries.keep(&image, Holder::LayerStore);
+        Ok(is_shown.then_some(known))
+    }
+
+    /// An ordinary image that may run, if some of its layers may be known, or may be pulled.
+    async fn ordinary_image(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+        may_pull: bool,
+    ) -> Result<Option<Arc<Ordinary>>, DaemonError> {
+        if self.0.admission.registry.indexes == IndexTrust::Nothing
+            || !may_pull && !self.may_know_layers(name)
+        {
+            return Ok(None);
+        }
+        let (_, digest) = request.name_and_digest()?;
+        let manifest = self.recent_manifest(request, name).await?;
+        if manifest.digest != digest || !is_ordinary(&manifest) {
+            return Ok(None);
+        }
+        // An image that may not run is reported at its start.
+        if self.0.admission.admit_pinned(request).await.is_err() {
+            return Ok(None);
+        }
+        let options = self.0.admission.options(request);
+        self.0.ordinaries.image(request, name, manifest, &options).await.map(Some)
+    }
+
+    /// Returns whether this node may know layers of the image without pulling any.
+    pub(in crate::daemon) fn may_know_layers(&self, name: &ImageName) -> bool {
+        self.0.ordinaries.store.knows_layers() || self.0.ordinaries.may_be_signed(name)
+    }
+
+    /// Trusted statements about the image's layers. What a start most likely reads is looked for.
+    async fn vouched(
+        &self,
+        request: &MountRequest,
+        image: &Ordinary,
+        repository: &Arc<dyn Repository>,
+    ) -> Result<Vouched, DaemonError> {
+        let options = self.0.admission.options(request);
+        let vouched = self.0.ordinaries.vouched(image, repository, &options).await?;
+        if image.looked_ahead.get().is_none() && !vouched.beside.is_empty() {
+            let layers = image.manifest.parsed.layers.iter().chain(&vouched.beside);
+            let (digest, layers) = (&image.manifest.digest, layers.cloned().collect::<Vec<_>>());
+            self.0.prefetcher.look_up_ahead(repository, digest, &layers);
+        }
+        Ok(vouched)
+    }
+
+    /// Removes everything of an ordinary image that nothing else uses: containerd has it no more.
     pub async fn ordinary_removed(&self, manifest: Digest) {
-        if let Err(error) = self.0.ordinaries.store.forget_image(&manifest) {
-            tracing::warn!(%manifest, %error, "its indexes stay in the cache");
+        self.forget_ordinary(manifest, Holder::Containerd).await;
+    }
+
+    /// The same where no client of the layer store has a layer of it any more.
+    pub(in crate::daemon) async fn layers_released(&self, manifest: Digest) {
+        self.forget_ordinary(manifest, Holder::LayerStore).await;
+    }
+
+    async fn forget_ordinary(&self, manifest: Digest, holder: Holder) {
+        match self.0.ordinaries.store.forget_image(&manifest, holder) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                tracing::warn!(%manifest, %error, "its indexes stay in the cache");
+            }
         }
         let images = self.0.root.join("images");
         let find = move || removed::indexes_of(&images, &manifest);

@@ -1,8 +1,9 @@
-//! Mounts of ordinary images for containerd.
+//! Mounts of ordinary images, and of their layers.
 
 use std::{io, path::PathBuf, sync::Arc};
 
 use futures_util::future::join_all;
+use lazuli_image::Digest;
 use lazuli_policy::Verified;
 use lazuli_registry::{ImageName, IndexTrust, Manifest};
 
@@ -19,6 +20,15 @@ use crate::{
 /// and a pin on its files.
 type Shown = (StoredImage, Verified, Arc<Manifest>, Pin);
 
+/// Layers of an ordinary image that are shown together.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    /// This many, from the lowest on.
+    Lowest(u32),
+    /// The one with this digest.
+    One(Digest),
+}
+
 impl Node {
     /// The lowest `count` layers of an ordinary image that containerd has, as an image, if all of
     /// them may still be shown and the image may run.
@@ -28,6 +38,25 @@ impl Node {
         name: &ImageName,
         count: u32,
     ) -> Result<Shown, DaemonError> {
+        self.part(request, name, Part::Lowest(count)).await
+    }
+
+    /// One layer of an ordinary image as an image, on the same conditions.
+    pub(in crate::daemon) async fn one_layer(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+        layer: Digest,
+    ) -> Result<Shown, DaemonError> {
+        self.part(request, name, Part::One(layer)).await
+    }
+
+    async fn part(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+        part: Part,
+    ) -> Result<Shown, DaemonError> {
         let (_, digest) = request.name_and_digest()?;
         let manifest = match self.admission.recent.get(name) {
             Some(manifest) => manifest,
@@ -35,7 +64,7 @@ impl Node {
                 self.ordinaries.manifest(name, &digest, &self.admission.options(request)).await?
             }
         };
-        self.shown(request, name, manifest, count).await
+        self.shown(request, name, manifest, part).await
     }
 
     /// All layers of an ordinary image as an image, if each has a statement of its own.
@@ -53,7 +82,7 @@ impl Node {
             return Ok(None);
         }
         let count = u32::try_from(manifest.parsed.layers.len()).unwrap_or(u32::MAX);
-        match self.shown(request, name, manifest.clone(), count).await {
+        match self.shown(request, name, manifest.clone(), Part::Lowest(count)).await {
             Err(DaemonError::NotVouched { .. }) => Ok(None),
             shown => shown.map(Some),
         }
@@ -64,16 +93,26 @@ impl Node {
         request: &MountRequest,
         name: &ImageName,
         manifest: Arc<Manifest>,
-        count: u32,
+        part: Part,
     ) -> Result<Shown, DaemonError> {
         let options = self.admission.options(request);
         let repository = lazuli_registry::open(name, &options)?;
         let verified = self.admission.admit(request, &manifest).await?;
         let image = self.ordinaries.image(request, name, manifest, &options).await?;
+        let layers: Vec<_> = match part {
+            Part::Lowest(count) => image.layers().take(count as usize).collect(),
+            Part::One(digest) => {
+                image.layers().filter(|(layer, _)| layer.digest == digest).take(1).collect()
+            }
+        };
+        let count = match part {
+            Part::Lowest(count) => count as usize,
+            Part::One(_) => 1,
+        };
         let known = async |vouched: &Vouched| -> Option<Vec<_>> {
-            let layers = image.layers().take(count as usize);
-            let known =
-                layers.map(|(layer, diff_id)| self.ordinaries.known_layer(layer, diff_id, vouched));
+            let known = layers
+                .iter()
+                .map(|(layer, diff_id)| self.ordinaries.known_layer(layer, diff_id, vouched));
             join_all(known).await.into_iter().collect()
         };
         // Proven layers need no registry.
@@ -85,14 +124,18 @@ impl Node {
                 known(&vouched).await
             }
         };
-        let known = known.filter(|known| known.len() == count as usize);
-        let known = known.ok_or_else(|| DaemonError::NotVouched { image: name.to_string() })?;
+        let known = known.filter(|known| known.len() == count);
+        let mut known = known.ok_or_else(|| DaemonError::NotVouched { image: name.to_string() })?;
         let (images, manifest) = (self.root.join("images"), image.manifest.clone());
         let unusable = |source: Box<PrefixError>| DaemonError::Prefix {
             image: name.to_string(),
             source: source.into(),
         };
-        let prefix = blocking(move || Prefix::new(&manifest, known)).await.map_err(unusable)?;
+        let make = move || match part {
+            Part::Lowest(_) => Prefix::new(&manifest, known),
+            Part::One(_) => Prefix::one(&manifest, known.swap_remove(0)),
+        };
+        let prefix = blocking(make).await.map_err(unusable)?;
         let pin = self.admission.pins.pin(&images, prefix.digest);
         let config = image.config.clone();
         let stored = blocking(move || prefix.store(&images, &config)).await;

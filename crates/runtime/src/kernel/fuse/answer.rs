@@ -19,15 +19,15 @@ use super::{
     journal::Slot,
 };
 
-/// An image as the crate serves it.
-pub(super) struct ImageServer<F: FileSystem + Sync>(pub(super) Server<F>);
+/// A file system as the crate serves it.
+pub(in crate::kernel) struct FileServer<F: FileSystem + Sync>(pub(in crate::kernel) Server<F>);
 
 /// `FUSE_FORGET`, `FUSE_INTERRUPT` and `FUSE_BATCH_FORGET`, the last of which may be truncated
 /// here. Node numbers follow from the image, so nothing is forgotten, and an interrupted reader
 /// waits for its answer all the same.
 pub(in crate::kernel) const WITHOUT_ANSWER: [u32; 3] = [2, 36, 42];
 
-impl<F: FileSystem + Send + Sync + 'static> Answer for ImageServer<F> {
+impl<F: FileSystem + Send + Sync + 'static> Answer for FileServer<F> {
     fn answer(
         self: &Arc<Self>,
         connection: &Arc<Connection>,
@@ -39,7 +39,7 @@ impl<F: FileSystem + Send + Sync + 'static> Answer for ImageServer<F> {
     }
 }
 
-impl<F: FileSystem + Send + Sync> ImageServer<F> {
+impl<F: FileSystem + Send + Sync> FileServer<F> {
     /// Handles one request. The kernel always gets an answer, since the reader waits for it.
     fn handle(&self, connection: &Connection, request: &mut [u8], reply: &mut [u8]) {
         // struct fuse_in_header: length, opcode, request id; in the byte order of the machine.

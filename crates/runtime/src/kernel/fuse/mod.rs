@@ -22,11 +22,11 @@ mod tests;
 mod threads;
 mod xattr_names;
 
-pub(super) use answer::WITHOUT_ANSWER;
+pub(super) use answer::{FileServer, WITHOUT_ANSWER};
 pub use error::FuseError;
 pub(super) use filesystem::FOREVER;
 pub use filesystem::{BlobReader, ImageFilesystem};
-pub(super) use mount::create_filesystem;
 pub use mount::{KIND, detach};
+pub(super) use mount::{Writes, create_filesystem};
 pub use probe::can_resend;
 pub use session::{HELD, Left, MountPoint, MountTarget, Session};

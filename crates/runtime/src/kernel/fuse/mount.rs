@@ -64,7 +64,7 @@ pub(super) fn replace_directly(
         attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID;
     }
     let replace = || {
-        let context = create_filesystem(device, source, SUBTYPE)?;
+        let context = create_filesystem(device, source, SUBTYPE, Writes::Refused)?;
         let mount = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
         mount::replace(mountpoint, mount.as_fd())
     };
@@ -82,11 +82,21 @@ pub(super) fn replace_directly(
     }
 }
 
+/// How the kernel handles requests to change a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::kernel) enum Writes {
+    /// It refuses them.
+    Refused,
+    /// It asks the server.
+    Asked,
+}
+
 /// A file system behind `device`, as [`mount_directly`] makes it, that is not mounted yet.
 pub(in crate::kernel) fn create_filesystem(
     device: &File,
     source: &str,
     subtype: &str,
+    writes: Writes,
 ) -> io::Result<OwnedFd> {
     let context = fsopen(c"fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let options = [
@@ -100,7 +110,10 @@ pub(in crate::kernel) fn create_filesystem(
     for (name, value) in options {
         fsconfig_set_string(context.as_fd(), name, value)?;
     }
-    for flag in ["ro", "default_permissions", "allow_other"] {
+    if writes == Writes::Refused {
+        fsconfig_set_flag(context.as_fd(), "ro")?;
+    }
+    for flag in ["default_permissions", "allow_other"] {
         fsconfig_set_flag(context.as_fd(), flag)?;
     }
     fsconfig_create(context.as_fd())?;

@@ -8,7 +8,7 @@ use std::{
 
 use rustix::io::Errno;
 
-use super::mount::{SUBTYPE, create_filesystem};
+use super::mount::{SUBTYPE, Writes, create_filesystem};
 
 /// Returns whether this driver works here.
 pub(in crate::kernel) fn run() -> Result<(), String> {
@@ -35,7 +35,7 @@ pub(super) fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
 /// needs root.
 pub fn can_resend() -> io::Result<bool> {
     let device = File::options().read(true).write(true).open("/dev/fuse")?;
-    let context = create_filesystem(&device, "trial", SUBTYPE)?;
+    let context = create_filesystem(&device, "trial", SUBTYPE, Writes::Refused)?;
     let resent = resend(device.as_fd());
     drop(context);
     match resent {

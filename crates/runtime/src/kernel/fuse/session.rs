@@ -13,7 +13,7 @@ use lazuli_image::Digest;
 use tracing::{info, warn};
 
 use super::{
-    answer::ImageServer,
+    answer::FileServer,
     connection::Connection,
     error::FuseError,
     journal::{Journal, Shape, Slot},
@@ -204,7 +204,7 @@ impl Session {
     where
         F: FileSystem + Send + Sync + 'static,
     {
-        let server = Arc::new(ImageServer(Server::new(filesystem)));
+        let server = Arc::new(FileServer(Server::new(filesystem)));
         let failed = |error| FuseError::Thread { mountpoint: self.mountpoint.clone(), error };
         self.connection.serve(&server, left).map_err(failed)
     }

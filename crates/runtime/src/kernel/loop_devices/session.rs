@@ -16,6 +16,7 @@ use rustix::mount::{FsMountFlags, MountAttrFlags, fsmount};
 use super::{
     super::{
         fuse::{
+            Writes,
             connection::Connection,
             create_filesystem,
             journal::{Journal, Shape, Slot},
@@ -80,7 +81,8 @@ impl Session {
         // The keeper has both before there is a file system, and its root before anything depends
         // on it.
         let (connection, [journal, device]) = hold(link, device, journal);
-        let context = create_filesystem(connection.device(), "lazuli", "lazuli-blobs")?;
+        let context =
+            create_filesystem(connection.device(), "lazuli", "lazuli-blobs", Writes::Refused)?;
         let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NODEV;
         let tree = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
         connection.serve(&shared, Vec::new())?;

@@ -10,7 +10,7 @@ use std::{
 
 use lazuli_image::{Digest, oci::Manifest};
 
-use super::{BLOBS, IMAGES, ImageRecord, IndexStore, LAYERS, ORDINARY, SPOOLS, remove};
+use super::{BLOBS, HELD, IMAGES, ImageRecord, IndexStore, LAYERS, ORDINARY, SPOOLS, remove};
 use crate::cache::ExtraFiles;
 
 /// How long an index must not have been used before it may be evicted: an image that is being
@@ -100,7 +100,7 @@ pub(super) fn limit_records(
             let images = store.images().into_iter().map(|(image, _)| image);
             images.chain(layers_in_use(store)).map(|digest| digest.hex()).collect()
         }
-        ORDINARY => store.images().into_iter().map(|(image, _)| image.hex()).collect(),
+        ORDINARY | HELD => store.images().into_iter().map(|(image, _)| image.hex()).collect(),
         _ => HashSet::new(),
     };
     let is_used = |path: &Path| {
@@ -152,7 +152,10 @@ pub(super) fn limit(store: &IndexStore, bytes: u64) -> io::Result<()> {
 mod tests {
     use lazuli_image::Algorithm;
 
-    use super::{super::LayerRecord, *};
+    use super::{
+        super::{Holder, LayerRecord},
+        *,
+    };
 
     fn digest(text: &str) -> Digest {
         Algorithm::Sha256.digest(text.as_bytes())
@@ -180,7 +183,7 @@ mod tests {
             manifest: manifest.clone(),
             config: String::new(),
         };
-        store.note_image(&digest(&manifest), &record).unwrap();
+        store.note_image(&digest(&manifest), &record, Holder::Containerd).unwrap();
         (digest(&manifest), store.path(BLOBS, &index))
     }
 
@@ -195,11 +198,11 @@ mod tests {
         assert_eq!(unused(), Vec::<PathBuf>::new());
         limit(&store, 0).unwrap();
         assert!(old.exists() && young.exists());
-        store.forget_image(&first).unwrap();
+        assert!(store.forget_image(&first, Holder::Containerd).unwrap());
         assert_eq!(unused(), std::slice::from_ref(&old));
         limit(&store, 0).unwrap();
         assert!(!old.exists() && young.exists());
-        store.forget_image(&second).unwrap();
+        store.forget_image(&second, Holder::Containerd).unwrap();
         // Looked at for an image that is being pulled.
         let index = store.layer(&digest("b")).unwrap().index;
         store.index(&index).unwrap();
@@ -207,6 +210,19 @@ mod tests {
         age(&young, 1800);
         assert!(store.remove(&young).unwrap() > 0);
         assert!(!young.exists());
+    }
+
+    #[test]
+    fn an_image_stays_until_nobody_has_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = IndexStore::open(directory.path().to_owned()).unwrap();
+        let (image, _) = image(&store, "a");
+        let record = store.image(&image).unwrap();
+        store.note_image(&image, &record, Holder::LayerStore).unwrap();
+        assert!(!store.forget_image(&image, Holder::Containerd).unwrap());
+        assert!(store.image(&image).is_some());
+        assert!(store.forget_image(&image, Holder::LayerStore).unwrap());
+        assert!(store.image(&image).is_none());
     }
 
     #[test]
@@ -236,7 +252,7 @@ mod tests {
         let more = limit_records(&store, ORDINARY, &first, 32);
         assert!(more.is_err() && store.image(&first).is_none());
         assert_eq!(store.images().len(), 32);
-        store.forget_image(&store.images()[0].0).unwrap();
+        store.forget_image(&store.images()[0].0, Holder::Containerd).unwrap();
         assert!(note("one more").is_ok());
     }
 

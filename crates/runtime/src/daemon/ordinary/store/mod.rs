@@ -5,6 +5,7 @@
 //!   blobs/HEX         the index with this digest
 //!   layers/HEX        which index the layer with this digest has, and the digest of its tar
 //!   ordinary/HEX      the image with this manifest: manifest and configuration
+//!   held/HEX          the same of an image of which clients of the layer store have layers
 //!   images/HEX        the index of the image with this manifest, or of the layer with this digest,
 //!                     and the statements about it
 //!   wrong/HEX         indexes that were found to lead to other bytes than the layer has
@@ -44,6 +45,7 @@ const MOST_UNPACKED: usize = 256;
 const BLOBS: &str = "blobs";
 const LAYERS: &str = "layers";
 const ORDINARY: &str = "ordinary";
+const HELD: &str = "held";
 const IMAGES: &str = "images";
 const WRONG: &str = "wrong";
 const UNPACKED: &str = "unpacked";
@@ -60,7 +62,27 @@ pub(super) struct LayerRecord {
     pub(super) is_proven: bool,
 }
 
-/// An image that was reported present to containerd, and that has to start without its registry.
+/// Who has layers of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// containerd.
+    Containerd,
+    /// Clients of the layer store, such as podman.
+    LayerStore,
+}
+
+impl Holder {
+    const ALL: [Holder; 2] = [Holder::Containerd, Holder::LayerStore];
+
+    const fn part(self) -> &'static str {
+        match self {
+            Holder::Containerd => ORDINARY,
+            Holder::LayerStore => HELD,
+        }
+    }
+}
+
+/// An image that was reported present to a client, and that has to start without its registry.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct ImageRecord {
     /// The media type of the manifest.
@@ -109,7 +131,7 @@ pub(super) struct IndexStore {
 impl IndexStore {
     /// Opens or creates `root`.
     pub(super) fn open(root: PathBuf) -> io::Result<Self> {
-        for part in [BLOBS, LAYERS, ORDINARY, IMAGES, WRONG, UNPACKED, SPOOLS] {
+        for part in [BLOBS, LAYERS, ORDINARY, HELD, IMAGES, WRONG, UNPACKED, SPOOLS] {
             DirBuilder::new().recursive(true).mode(0o700).create(root.join(part))?;
         }
         let store = IndexStore { root };
@@ -168,24 +190,39 @@ impl IndexStore {
 
     /// Manifest and configuration of an image.
     pub(super) fn image(&self, manifest: &Digest) -> Option<ImageRecord> {
-        let record: ImageRecord = self.read(ORDINARY, manifest)?;
-        manifest.matches(record.manifest.as_bytes()).then_some(record)
+        Holder::ALL.into_iter().find_map(|holder| {
+            let record: ImageRecord = self.read(holder.part(), manifest)?;
+            manifest.matches(record.manifest.as_bytes()).then_some(record)
+        })
     }
 
-    /// Keeps them.
-    pub(super) fn note_image(&self, manifest: &Digest, record: &ImageRecord) -> io::Result<()> {
-        self.write(ORDINARY, manifest, &serde_json::to_vec(record)?)?;
-        eviction::limit_records(self, ORDINARY, manifest, RECORDS)
+    /// Returns whether they are kept for `holder`.
+    pub(super) fn is_held(&self, manifest: &Digest, holder: Holder) -> bool {
+        self.path(holder.part(), manifest).exists()
     }
 
-    /// Forgets an image that containerd has no more.
-    pub(super) fn forget_image(&self, manifest: &Digest) -> io::Result<()> {
-        remove(&self.path(ORDINARY, manifest))
+    /// Keeps them for `holder`.
+    pub(super) fn note_image(
+        &self,
+        manifest: &Digest,
+        record: &ImageRecord,
+        holder: Holder,
+    ) -> io::Result<()> {
+        self.write(holder.part(), manifest, &serde_json::to_vec(record)?)?;
+        eviction::limit_records(self, holder.part(), manifest, RECORDS)
     }
 
-    /// The images that were reported present to containerd.
+    /// Forgets an image of which `holder` has nothing any more. Returns whether nobody has.
+    pub(super) fn forget_image(&self, manifest: &Digest, holder: Holder) -> io::Result<bool> {
+        remove(&self.path(holder.part(), manifest))?;
+        Ok(!Holder::ALL.into_iter().any(|holder| self.is_held(manifest, holder)))
+    }
+
+    /// The images that were reported present to anyone.
     fn images(&self) -> Vec<(Digest, ImageRecord)> {
-        let entries = fs::read_dir(self.root.join(ORDINARY)).into_iter().flatten().flatten();
+        let list = |holder: Holder| fs::read_dir(self.root.join(holder.part()));
+        let entries = Holder::ALL.into_iter().filter_map(|holder| list(holder).ok());
+        let entries = entries.flatten().flatten();
         let digest =
             |entry: fs::DirEntry| Digest::from_hex(Algorithm::Sha256, entry.file_name().to_str()?);
         let record = |digest: Digest| Some((digest, self.image(&digest)?));

@@ -1,0 +1,143 @@
+//! Records of layers that clients have found.
+
+use std::time::{Duration, SystemTime};
+
+use lazuli_image::{Algorithm, Digest};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    daemon::{
+        api::{DriverChoice, MountRequest},
+        record::Record,
+    },
+    kernel::layer_store::LayerName,
+};
+
+/// How long a layer stays without a user: clients use it right after they have found it.
+const UNUSED: Duration = Duration::from_secs(600);
+
+/// A layer, as it was when a client found it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct HeldLayer {
+    /// The image's name, as the client has it.
+    pub(super) image: String,
+    /// The layer as stored.
+    pub(super) layer: Digest,
+    /// The image's manifest.
+    pub(super) manifest: Digest,
+    /// The image's name with this digest.
+    pub(super) pinned: String,
+    /// SHA-256 of the layer's tar.
+    pub(super) diff_id: Digest,
+    /// Bytes as stored.
+    pub(super) stored_size: u64,
+    /// Bytes of the tar, if that is known.
+    pub(super) tar_size: Option<u64>,
+    /// Whether it is stored with gzip.
+    pub(super) is_gzip: bool,
+    /// How many containers, images and pulls use it.
+    pub(super) users: u64,
+    /// When it was found.
+    pub(super) since: SystemTime,
+}
+
+impl Record for HeldLayer {
+    fn key(&self) -> String {
+        key(&self.name())
+    }
+}
+
+/// The name of a layer's record and directory.
+pub(super) fn key(name: &LayerName) -> String {
+    let LayerName { image, layer } = name;
+    Algorithm::Blake3.digest(format!("{image}\n{layer}").as_bytes()).hex()
+}
+
+/// containers/storage's numbers of compressions (`archive.Compression`); 0 for none is left out.
+const GZIP: u64 = 2;
+
+impl HeldLayer {
+    pub(super) fn name(&self) -> LayerName {
+        LayerName { image: self.image.clone(), layer: self.layer }
+    }
+
+    pub(super) fn is_unused(&self) -> bool {
+        self.users == 0 && self.since.elapsed().is_ok_and(|since| since > UNUSED)
+    }
+
+    /// The request that mounts it.
+    pub(super) fn request(
+        &self,
+        mountpoint: std::path::PathBuf,
+        driver: DriverChoice,
+    ) -> MountRequest {
+        MountRequest {
+            layer: Some(self.layer),
+            ..request(&self.image, &self.pinned, mountpoint, driver)
+        }
+    }
+
+    /// The record of the layer in containers/storage (`storage.Layer`).
+    pub(super) fn info(&self) -> Vec<u8> {
+        let mut info = serde_json::json!({
+            "compressed-diff-digest": self.layer,
+            "compressed-size": self.stored_size,
+            "diff-digest": self.diff_id,
+        });
+        if let Some(size) = self.tar_size {
+            info["diff-size"] = size.into();
+        }
+        if self.is_gzip {
+            info["compression"] = GZIP.into();
+        }
+        info.to_string().into_bytes()
+    }
+}
+
+/// A request about the image that a client calls `image`, which resolved to `pinned`.
+pub(super) fn request(
+    image: &str,
+    pinned: &str,
+    mountpoint: std::path::PathBuf,
+    driver: DriverChoice,
+) -> MountRequest {
+    MountRequest {
+        image: pinned.to_owned(),
+        asked: Some(image.to_owned()),
+        mountpoint,
+        driver,
+        platform: None,
+        plain_http: false,
+        base: true,
+        layers: None,
+        layer: None,
+        nosuid: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn info_has_the_words_of_containers_storage() {
+        let layer = HeldLayer {
+            image: "r.example/a:1".into(),
+            layer: Digest::sha256([1; 32]),
+            manifest: Digest::sha256([2; 32]),
+            pinned: String::new(),
+            diff_id: Digest::sha256([3; 32]),
+            stored_size: 4,
+            tar_size: Some(5),
+            is_gzip: true,
+            users: 0,
+            since: SystemTime::now(),
+        };
+        let info = String::from_utf8(layer.info()).unwrap();
+        let [stored, tar] = ["01", "03"].map(|byte| byte.repeat(32));
+        let expected = format!(
+            r#"{{"compressed-diff-digest":"sha256:{stored}","compressed-size":4,"compression":2,"diff-digest":"sha256:{tar}","diff-size":5}}"#
+        );
+        assert_eq!(info, expected);
+    }
+}

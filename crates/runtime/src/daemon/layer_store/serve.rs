@@ -1,0 +1,111 @@
+//! Mounts the file system, or continues with that of the worker before.
+
+use std::{
+    io,
+    path::PathBuf,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use lazuli_sys::mountinfo;
+use tokio::runtime::Handle;
+
+use super::answers::Answers;
+use crate::{
+    daemon::{images::Images, node::Node},
+    keeper::{Descriptors, Link},
+    kernel::{
+        layer_store::{KIND, Left, Session},
+        mount,
+    },
+};
+
+/// Pause between looks for layers that nobody uses.
+const SWEEP: Duration = Duration::from_secs(60);
+
+/// The file system of an earlier worker, if its connection is open.
+#[derive(Debug)]
+pub(in crate::daemon) struct Leftover(Option<Left>);
+
+impl Leftover {
+    /// Takes it out of `given`.
+    pub(in crate::daemon) fn find(given: &mut Descriptors, link: &Link) -> Self {
+        Leftover(Left::find(given, link))
+    }
+}
+
+impl Node {
+    /// Serves the layer store, if it is configured. Images are served even if this fails.
+    pub(in crate::daemon) async fn serve_layers(self: &Arc<Self>, left: Leftover) {
+        let node = self.clone();
+        let runtime = Handle::current();
+        let serve = move || {
+            let _runtime = runtime.enter();
+            node.start_layers(left.0, runtime.clone())
+        };
+        match tokio::task::spawn_blocking(serve).await.map_err(io::Error::other).flatten() {
+            Ok(true) => {
+                tokio::spawn(sweep(Arc::downgrade(self)));
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(%error, "there is no layer store: podman pulls all layers itself");
+            }
+        }
+    }
+
+    /// Returns whether the layer store is served.
+    fn start_layers(self: &Arc<Self>, left: Option<Left>, runtime: Handle) -> io::Result<bool> {
+        let (store, link) = (&self.layer_store, &self.drivers.link);
+        let wanted = store.settings.as_ref().map(|settings| settings.directory.clone());
+        let mounted = self.mounted_layers()?;
+        let answers = Arc::new(Answers { images: Images(self.clone()), runtime });
+        let session = match (left, wanted) {
+            (Some(left), Some(directory)) if mounted == [directory.clone()] => {
+                Session::resume(answers, left, link)?
+            }
+            (left, wanted) => {
+                drop(left);
+                Left::release(link);
+                mounted.iter().try_for_each(|path| mount::detach(path))?;
+                let Some(directory) = wanted else { return Ok(false) };
+                let source = self.root.display().to_string();
+                let session = Session::mount(answers, &directory, &source, link)?;
+                tracing::info!(directory = %directory.display(), "serving layers");
+                session
+            }
+        };
+        // Lives as long as the process.
+        let _ = store.session.set(session);
+        Ok(true)
+    }
+
+    /// Where layer stores of this daemon are mounted.
+    fn mounted_layers(&self) -> io::Result<Vec<PathBuf>> {
+        let mounts = mountinfo::list()?;
+        let ours = mounts.into_iter().filter(|it| it.kind == KIND && it.source == self.root);
+        Ok(ours.map(|mount| mount.target).collect())
+    }
+
+    /// Removes the layer store for good.
+    pub(in crate::daemon) fn end_layers(&self) {
+        let all = self.mounted_layers();
+        let detached = all.and_then(|all| all.iter().try_for_each(|path| mount::detach(path)));
+        if let Err(error) = detached {
+            tracing::warn!(%error, "the layer store stays mounted");
+        }
+    }
+}
+
+/// Removes layers that nobody uses, for as long as the node serves: a client may end between
+/// finding a layer and using it.
+async fn sweep(node: Weak<Node>) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        let Some(node) = node.upgrade() else { return };
+        let images = Images(node.clone());
+        for layer in node.layer_store.unused() {
+            images.remove_held(&layer).await;
+        }
+    }
+}

@@ -21,6 +21,7 @@ mod guests;
 mod index;
 mod keep;
 mod keeper;
+mod layer_store;
 mod lazuli;
 mod lessons;
 mod loop_devices;

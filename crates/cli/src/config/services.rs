@@ -91,7 +91,8 @@ impl Snapshotter {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Layers {
-    /// Where podman and CRI-O look for layers, `additionallayerstores` in `storage.conf`.
+    /// Where podman and CRI-O look for layers, `additionallayerstores` in `storage.conf`. The default
+    /// outlives a reboot: podman refuses to start if the directory is missing.
     directory: PathBuf,
     /// The driver for layers.
     driver: DriverChoice,
@@ -99,7 +100,7 @@ pub(crate) struct Layers {
 
 impl Default for Layers {
     fn default() -> Self {
-        Layers { directory: "/run/lazuli/layers".into(), driver: DriverChoice::Auto }
+        Layers { directory: "/var/lib/lazuli/layer-store".into(), driver: DriverChoice::Auto }
     }
 }
 
@@ -183,7 +184,7 @@ mod tests {
             config.layers.unwrap()
         };
         let settings = layers("").settings();
-        assert_eq!(settings.directory, Path::new("/run/lazuli/layers"));
+        assert_eq!(settings.directory, Path::new("/var/lib/lazuli/layer-store"));
         for (text, problem) in [
             ("directory = 'layers'", "expected an absolute path"),
             ("driver = 'disks'", "shows no files"),

@@ -28,6 +28,10 @@ impl Answers {
 }
 
 impl Layers for Answers {
+    fn known(&self) -> Vec<LayerName> {
+        self.images.0.layer_store.names()
+    }
+
     fn exists(&self, layer: &LayerName) -> bool {
         self.held(layer).is_some()
     }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use lazuli_builder::index::{KnownLayer, tar_size};
-use lazuli_image::{Codec, rafs::ReadIndex};
+use lazuli_image::rafs::ReadIndex;
 use lazuli_registry::{ImageName, Manifest, Reference};
 
 use super::held::{HeldLayer, request};
@@ -115,7 +115,8 @@ impl Images {
             diff_id,
             stored_size,
             tar_size,
-            is_gzip: index.record.blob.codec == Codec::Gzip,
+            // Layers of other compressions have no index.
+            is_gzip: diff_id != digest,
             users: 0,
             since: SystemTime::now(),
         }))

@@ -81,6 +81,11 @@ impl LayerStore {
         lock(&self.layers).get(name).cloned()
     }
 
+    /// The names of all of them.
+    fn names(&self) -> Vec<LayerName> {
+        lock(&self.layers).keys().cloned().collect()
+    }
+
     /// Keeps a layer that was found.
     fn hold(&self, layer: HeldLayer) -> io::Result<()> {
         let mountpoint = self.mountpoint(&layer);

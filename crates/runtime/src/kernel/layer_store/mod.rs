@@ -25,6 +25,9 @@ pub use session::{KIND, Left, Session};
 
 /// Answers the questions of clients. Every method may block.
 pub trait Layers: Send + Sync + 'static {
+    /// The layers that were found before, also by an earlier worker.
+    fn known(&self) -> Vec<LayerName>;
+
     /// Returns whether the layer can be shown.
     fn exists(&self, layer: &LayerName) -> bool;
 

@@ -73,9 +73,9 @@ pub(super) fn layer(name: &[u8]) -> Option<Digest> {
     (digest.to_string().as_bytes() == name).then_some(digest)
 }
 
-/// Numbers follow from names: a worker that has replaced another one gives the same. It does not
-/// know the names that its predecessor was asked for, and answers ESTALE until they are looked up
-/// again, which the kernel does by itself.
+/// Numbers follow from names: a worker that has replaced another one gives the same. Of the names
+/// that its predecessor was asked for it knows those of layers that exist. It answers ESTALE for
+/// others until they are looked up again, which the kernel does by itself.
 #[derive(Debug, Default)]
 pub(super) struct Numbers(Mutex<HashMap<u64, Directory>>);
 
@@ -89,6 +89,16 @@ enum Directory {
 const FILE_BITS: u64 = 3;
 
 impl Numbers {
+    /// Knows the numbers of these layers.
+    pub(super) fn of(layers: Vec<LayerName>) -> Self {
+        let numbers = Numbers::default();
+        for layer in layers {
+            numbers.number(Node::Image(layer.image.clone()));
+            numbers.number(Node::Layer(layer));
+        }
+        numbers
+    }
+
     /// The number of a node, by which it is found from now on.
     pub(super) fn number(&self, node: Node) -> u64 {
         let (directory, file) = match node {

@@ -112,7 +112,7 @@ impl Session {
     }
 
     fn serve<L: Layers>(&self, layers: Arc<L>, left: Vec<Slot>) -> io::Result<()> {
-        let filesystem = LayerFilesystem { layers, numbers: Numbers::default() };
+        let filesystem = LayerFilesystem { numbers: Numbers::of(layers.known()), layers };
         self.connection.serve(&Arc::new(FileServer(Server::new(filesystem))), left)
     }
 }

@@ -124,7 +124,7 @@ fn info(layer: &Path) -> Value {
 /// An overlay of layers, lowest first.
 fn overlay(lazuli: &Lazuli, layers: &[&Path]) -> PathBuf {
     let target = lazuli.directory("overlay");
-    // Directories with equals signs, and with colons, which separate them: by links, as podman does.
+    // Names of layers have colons, which separate directories here: by links, as podman does.
     let link = |(number, layer): (usize, &&Path)| {
         let link = lazuli.path(&format!("l{number}"));
         let _ = fs::remove_file(&link);
@@ -223,6 +223,7 @@ fn a_layer_in_use_survives_workers_tags_and_registries() {
     }
     let shown = overlay(&scene.lazuli, &[&lower, &upper]);
     numbered::read(&shown, 1).unwrap();
+    assert_eq!(fs::read_to_string(shown.join("d")).unwrap(), "new");
     let open = File::open(lower.join("info")).unwrap();
     scene.lazuli.kill(scene.lazuli.worker());
     numbered::read(&shown, 2).unwrap();

@@ -108,7 +108,7 @@ impl Session {
         let connection = Connection::new(device, journal.clone(), "layers".to_owned(), None);
         let journal = link.hold(JOURNAL.to_owned(), journal);
         let held = [journal, link.hold(CONNECTION.to_owned(), connection.clone())];
-        Session { connection: connection, _held: held }
+        Session { connection, _held: held }
     }
 
     fn serve<L: Layers>(&self, layers: Arc<L>, left: Vec<Slot>) -> io::Result<()> {

@@ -91,8 +91,8 @@ impl Snapshotter {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Layers {
-    /// Where podman and CRI-O look for layers, `additionallayerstores` in `storage.conf`. The default
-    /// outlives a reboot: podman refuses to start if the directory is missing.
+    /// Where podman and CRI-O look for layers, `additionallayerstores` in `storage.conf`. The
+    /// default outlives a reboot: podman refuses to start if the directory is missing.
     directory: PathBuf,
     /// The driver for layers.
     driver: DriverChoice,

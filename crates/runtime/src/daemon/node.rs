@@ -16,7 +16,7 @@ use super::{
     background::{prefetch_jobs::PrefetchJobs, remember::Remembering},
     drivers::{Drivers, Fanotify},
     filesystems::mounted::{self, Filesystems},
-    layer_store::LayerStore,
+    layer_store::state::LayerStore,
     lifecycle::Lifecycle,
     mounts::table::MountTable,
     ordinary::state::Ordinaries,

@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 
 use super::held::HeldLayer;
 use crate::{
-    daemon::{api::DriverChoice, images::Images},
+    daemon::images::Images,
     kernel::layer_store::{LayerName, Layers},
 };
 
@@ -112,11 +112,5 @@ impl Images {
         if store.forget(layer) {
             self.layers_released(layer.manifest).await;
         }
-    }
-}
-
-impl super::LayerStore {
-    pub(super) fn driver(&self) -> DriverChoice {
-        self.settings.as_ref().map(|settings| settings.driver).unwrap_or_default()
     }
 }

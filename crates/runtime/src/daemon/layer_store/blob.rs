@@ -1,32 +1,17 @@
 //! Reads layers as they are stored, from their registries.
 
-use std::{io, ops::Range, sync::Mutex};
+use std::{io, ops::Range};
 
 use bytes::Bytes;
-use lazuli_image::{Digest, Stored};
+use lazuli_image::Stored;
 use lazuli_registry::ImageName;
 
 use super::held::HeldLayer;
-use crate::{
-    daemon::{DaemonError, images::Images},
-    sync::lock,
-};
+use crate::daemon::{DaemonError, images::Images};
 
 /// Bytes of a request: the kernel reads a file in pieces of 128 KiB, each of which would cost a
 /// round trip.
 const STEP: u64 = 4 << 20;
-
-/// The piece of a layer that was read last. Clients read layers from beginning to end.
-#[derive(Debug, Default)]
-pub(super) struct Window(Mutex<Option<(Digest, u64, Bytes)>>);
-
-impl Window {
-    fn get(&self, layer: &Digest, start: u64) -> Option<Bytes> {
-        let known = lock(&self.0);
-        let (_, _, bytes) = known.as_ref().filter(|it| it.0 == *layer && it.1 == start)?;
-        Some(bytes.clone())
-    }
-}
 
 impl Images {
     /// A part of a layer as stored. Nothing checks it: the client knows the digest of the whole.
@@ -43,7 +28,7 @@ impl Images {
                 let end = start.saturating_add(STEP).min(layer.stored_size);
                 let read = self.fetch(layer, start..end).await;
                 let bytes = read.map_err(|error| io::Error::other(error.for_people()))?;
-                *lock(&window.0) = Some((layer.layer, start, bytes.clone()));
+                window.set(layer.layer, start, bytes.clone());
                 bytes
             }
         };

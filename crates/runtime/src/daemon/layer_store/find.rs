@@ -1,10 +1,9 @@
 //! Finds layers of images by the names that clients have for them.
 
 use std::{
-    collections::HashMap,
     path::PathBuf,
-    sync::{Arc, Mutex},
-    time::{Duration, Instant, SystemTime},
+    sync::Arc,
+    time::{Duration, SystemTime},
 };
 
 use lazuli_builder::index::{KnownLayer, tar_size};
@@ -15,44 +14,10 @@ use super::held::{HeldLayer, request};
 use crate::{
     daemon::{DaemonError, images::Images},
     kernel::layer_store::LayerName,
-    sync::lock,
 };
 
 /// Deadline of a search. The client waits, and pulls the layer afterwards.
 const LOOK_WITHIN: Duration = Duration::from_secs(20);
-
-/// How long it is remembered what a name means: a client asks for the layers of an image one after
-/// the other.
-const REMEMBERED: Duration = Duration::from_secs(30);
-
-/// Maximum number of names that are remembered.
-const MOST: usize = 256;
-
-/// A manifest that a name meant a moment ago; `None` if that could not be found out.
-#[derive(Clone, Debug)]
-struct Meaning {
-    at: Instant,
-    manifest: Option<Arc<Manifest>>,
-}
-
-/// What names meant a moment ago.
-#[derive(Debug, Default)]
-pub(super) struct Recent(Mutex<HashMap<String, Meaning>>);
-
-impl Recent {
-    fn get(&self, image: &str) -> Option<Meaning> {
-        let known = lock(&self.0).get(image).cloned();
-        known.filter(|meaning| meaning.at.elapsed() < REMEMBERED)
-    }
-
-    fn insert(&self, image: &str, manifest: Option<Arc<Manifest>>) {
-        let mut known = lock(&self.0);
-        known.retain(|_, meaning| meaning.at.elapsed() < REMEMBERED);
-        if known.len() < MOST {
-            known.insert(image.to_owned(), Meaning { at: Instant::now(), manifest });
-        }
-    }
-}
 
 impl Images {
     /// A layer that may be shown.

@@ -229,6 +229,8 @@ fn a_layer_in_use_survives_workers_tags_and_registries() {
     numbered::read(&shown, 2).unwrap();
     assert_eq!(io::read_to_string(open).unwrap(), fs::read_to_string(lower.join("info")).unwrap());
     assert_eq!(scene.mounted().len(), 2);
+    scene.lazuli.ok(["daemon", "--takeover"]);
+    fs::metadata(lower.join("diff")).unwrap();
     unmount(&shown, UnmountFlags::empty()).unwrap();
     // As after a reboot, without the registry, and with another image under the tag.
     for mountpoint in scene.mounted() {
@@ -262,7 +264,9 @@ fn a_changed_policy_shows_no_layer_any_more() {
     fs::metadata(layer.join("diff")).unwrap();
     acquire(&layer);
     fs::write(scene.lazuli.path("policy.toml"), "default = 'reject'\n").unwrap();
-    assert!(fs::metadata(layer.join("diff")).is_err());
+    for name in ["diff", "info", "blob"] {
+        assert!(fs::metadata(layer.join(name)).is_err(), "{name}");
+    }
     release(&layer);
     assert_eq!(scene.mounted(), Vec::<PathBuf>::new());
 }

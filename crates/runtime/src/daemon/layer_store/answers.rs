@@ -1,6 +1,6 @@
 //! Answers the questions of the file system.
 
-use std::{io, ops::Range, path::PathBuf, time::Duration};
+use std::{io, ops::Range, path::PathBuf, thread, time::Duration};
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -21,7 +21,16 @@ pub(super) struct Answers {
 }
 
 impl Answers {
+    /// Waits for the end of this worker if another one takes over, which then answers the request:
+    /// it is in the journal.
+    fn leave_to_successor(&self) {
+        while self.images.0.lifecycle.is_leaving() {
+            thread::park();
+        }
+    }
+
     fn held(&self, name: &LayerName) -> Option<HeldLayer> {
+        self.leave_to_successor();
         let known = self.images.0.layer_store.held(name);
         known.or_else(|| self.runtime.block_on(self.images.find_held(name)))
     }
@@ -42,7 +51,11 @@ impl Layers for Answers {
         // A mount is not interrupted half way.
         let mounted = self.runtime.spawn(async move { mounted.mount_held(&held).await });
         let within = async { tokio::time::timeout(MOUNT_WITHIN, mounted).await };
-        self.runtime.block_on(within).ok()?.ok()?
+        let mountpoint = self.runtime.block_on(within).ok()?.ok()?;
+        if mountpoint.is_none() {
+            self.leave_to_successor();
+        }
+        mountpoint
     }
 
     fn info(&self, layer: &LayerName) -> Option<Vec<u8>> {
@@ -60,11 +73,13 @@ impl Layers for Answers {
     }
 
     fn acquire(&self, layer: &LayerName) {
+        self.leave_to_successor();
         let counted = self.images.0.layer_store.count(layer, 1);
         log(layer, counted.map(drop));
     }
 
     fn release(&self, layer: &LayerName) {
+        self.leave_to_successor();
         match self.images.0.layer_store.count(layer, -1) {
             Ok(Some(held)) if held.users == 0 => {
                 self.runtime.block_on(self.images.remove_held(&held));

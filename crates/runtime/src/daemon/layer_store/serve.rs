@@ -1,8 +1,10 @@
 //! Mounts the file system, or continues with that of the worker before.
 
 use std::{
+    fs::DirBuilder,
     io,
-    path::PathBuf,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -57,7 +59,8 @@ impl Node {
     /// Returns whether the layer store is served.
     fn start_layers(self: &Arc<Self>, left: Option<Left>, runtime: Handle) -> io::Result<bool> {
         let (store, link) = (&self.layer_store, &self.drivers.link);
-        let wanted = store.settings.as_ref().map(|settings| settings.directory.clone());
+        let wanted = store.settings.as_ref();
+        let wanted = wanted.map(|settings| real_path(&settings.directory)).transpose()?;
         let mounted = self.mounted_layers()?;
         let answers = Arc::new(Answers { images: Images(self.clone()), runtime });
         let session = match (left, wanted) {
@@ -95,6 +98,16 @@ impl Node {
             tracing::warn!(%error, "the layer store stays mounted");
         }
     }
+}
+
+/// The path as the mount table has it. Its last part is not looked at: what is mounted there may be
+/// ours to answer.
+fn real_path(directory: &Path) -> io::Result<PathBuf> {
+    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
+        return Ok(directory.to_owned());
+    };
+    DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
+    Ok(parent.canonicalize()?.join(name))
 }
 
 /// Removes layers that nobody uses, for as long as the node serves: a client may end between

@@ -79,7 +79,8 @@ impl<L: Layers> LayerFilesystem<L> {
 
     fn file_in(&self, layer: LayerName, name: &CStr) -> io::Result<Entry> {
         let file = LayerFile::parse(name.to_bytes()).ok_or(Errno::NOENT)?;
-        if file == LayerFile::Diff && self.layers.diff(&layer).is_none() {
+        // Nothing is said of a layer that may not be shown any more.
+        if self.layers.diff(&layer).is_none() {
             return Err(Errno::NOENT.into());
         }
         self.entry(Node::File(layer, file))

@@ -20,21 +20,33 @@ impl Images {
         layer: &HeldLayer,
         range: Range<u64>,
     ) -> io::Result<Bytes> {
+        let mut bytes = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let start = at - at % STEP;
+            let piece = self.piece(layer, start).await?;
+            let until = (range.end - start).min(piece.len() as u64);
+            let part = piece.get((at - start) as usize..until as usize);
+            bytes.extend_from_slice(part.ok_or(io::ErrorKind::UnexpectedEof)?);
+            at = start + STEP;
+        }
+        Ok(bytes.into())
+    }
+
+    /// The piece of a layer from `start` on.
+    async fn piece(&self, layer: &HeldLayer, start: u64) -> io::Result<Bytes> {
         let window = &self.0.layer_store.window;
-        let start = range.start - range.start % STEP;
-        let bytes = match window.get(&layer.layer, start) {
-            Some(bytes) => bytes,
-            None => {
-                let end = start.saturating_add(STEP).min(layer.stored_size);
-                let read = self.fetch(layer, start..end).await;
-                let bytes = read.map_err(|error| io::Error::other(error.for_people()))?;
-                window.set(layer.layer, start, bytes.clone());
-                bytes
-            }
-        };
-        let from = ((range.start - start) as usize).min(bytes.len());
-        let until = (range.end.saturating_sub(start) as usize).clamp(from, bytes.len());
-        Ok(bytes.slice(from..until))
+        // The kernel reads ahead with several requests for one piece.
+        let one = format!("{} as stored", layer.layer);
+        let _one = self.0.admission.fetch_locks.lock(&one).await;
+        if let Some(bytes) = window.get(&layer.layer, start) {
+            return Ok(bytes);
+        }
+        let end = start.saturating_add(STEP).min(layer.stored_size);
+        let read = self.fetch(layer, start..end).await;
+        let bytes = read.map_err(|error| io::Error::other(error.for_people()))?;
+        window.push(layer.layer, start, bytes.clone());
+        Ok(bytes)
     }
 
     async fn fetch(&self, layer: &HeldLayer, range: Range<u64>) -> Result<Bytes, DaemonError> {

@@ -121,10 +121,10 @@ const HABITS: [Habit; 16] = [
     },
     Habit { of: &["httpd"], reads: &["$DIR/../conf/httpd.conf", "$DIR/../conf/mime.types"] },
     Habit {
-        of: &["php*"],
+        of: &["php*", "libphp*"],
         reads: &[
-            "/etc/php/*/cli/php.ini|/usr/local/etc/php/php.ini",
-            "/etc/php/*/cli/conf.d/*.ini|/usr/local/etc/php/conf.d/*.ini",
+            "/etc/php/*/*/php.ini|/usr/local/etc/php/php.ini",
+            "/etc/php/*/*/conf.d/*.ini|/usr/local/etc/php/conf.d/*.ini",
             "/usr/lib/php/20*/*.so|/usr/local/lib/php/extensions/*/*.so",
         ],
     },

@@ -5,6 +5,12 @@ use super::{
     Import, Imports, ancestors, import, text,
 };
 
+/// Where Debian describes gems whose files are in the directories of the interpreter.
+const DESCRIBED: [&[u8]; 2] = [
+    b"/usr/share/rubygems-integration/*/specifications",
+    b"/usr/lib/*/rubygems-integration/*/specifications",
+];
+
 impl Imports {
     pub(super) fn follow_ruby(
         &self,
@@ -14,7 +20,48 @@ impl Imports {
     ) -> Vec<Import> {
         let names = text::ruby(bytes);
         let of_name = |name: &Vec<u8>| self.ruby_feature(paths, Some(file.directory()), name);
-        names.iter().flat_map(of_name).collect()
+        let mut found: Vec<_> = names.iter().flat_map(of_name).collect();
+        if let Some([gem, program]) = text::ruby_program(bytes) {
+            found.extend(self.ruby_program(paths, &gem, &program));
+        }
+        found
+    }
+
+    /// A program of a gem. To find it, RubyGems reads what describes the gems.
+    fn ruby_program(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        gem: &[u8],
+        program: &[u8],
+    ) -> Vec<Import> {
+        let mut found = Vec::new();
+        let mut collections = Vec::new();
+        for root in &self.roots {
+            // COLLECTION/gems/NAME-VERSION/lib
+            let mut names = root.rsplitn(4, |byte| *byte == b'/').skip(1);
+            let (Some(name), Some(b"gems"), Some(collection)) =
+                (names.next(), names.next(), names.next())
+            else {
+                continue;
+            };
+            if name.strip_prefix(gem).is_some_and(|rest| rest.starts_with(b"-")) {
+                let places = [&b"../exe/"[..], b"../bin/"];
+                let program =
+                    places.iter().find_map(|place| paths.file(root, &[place, program].concat()));
+                found.extend(program.map(Import::Module));
+            }
+            if !collections.contains(&collection) {
+                collections.push(collection);
+            }
+        }
+        let specifications =
+            collections.iter().map(|path| [path, &b"/specifications"[..]].concat());
+        let specifications = specifications.chain(DESCRIBED.map(<[u8]>::to_vec));
+        for directory in specifications {
+            let described = paths.matching(&[&directory[..], b"/*.gemspec"].concat());
+            found.extend(described.into_iter().map(Import::Data));
+        }
+        found
     }
 
     pub(super) fn ruby_feature(

@@ -80,6 +80,12 @@ pub(super) fn ruby(source: &[u8]) -> Vec<Vec<u8>> {
     })
 }
 
+/// Ruby: the gem and the program that a script which RubyGems has made loads.
+pub(super) fn ruby_program(source: &[u8]) -> Option<[Vec<u8>; 2]> {
+    let words = quoted(source, |before, _| before.windows(9).any(|part| part == b"bin_path("));
+    words.get(..2)?.to_vec().try_into().ok()
+}
+
 /// PHP: whatever looks like a script.
 pub(super) fn php(source: &[u8]) -> Vec<Vec<u8>> {
     const ENDINGS: [&[u8]; 3] = [b".php", b".inc", b".phtml"];

@@ -30,6 +30,9 @@ const MULTIARCH: [(elf::Machine, &str); 9] = [
 pub(super) const CONFIGURATION: [&str; 3] =
     ["/etc/ld.so.conf.d/*.conf", "/etc/ld.so.conf", "/etc/ld-musl-*.path"];
 
+/// The variable with directories that come before the configured ones.
+pub(super) const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+
 /// The directories of one image.
 #[derive(Debug, Default)]
 pub(super) struct Linker {
@@ -50,6 +53,22 @@ impl Linker {
     /// `library_path` are directories with colons between them, of the environment.
     pub(super) fn new(library_path: Vec<u8>) -> Self {
         Linker { library_path, configured: Vec::new() }
+    }
+
+    /// Adds a list of directories that a script puts into the environment, or returns `false` if it
+    /// is known.
+    pub(super) fn add_library_path(&mut self, list: &[u8]) -> bool {
+        let entries = || self.library_path.split(|byte| *byte == b':');
+        let is_new =
+            |entry: &&[u8]| entry.starts_with(b"/") && !entries().any(|known| known == *entry);
+        let new: Vec<_> = list.split(|byte| *byte == b':').filter(is_new).collect();
+        let has_room = entries().count() < DIRECTORIES;
+        let more = [&b":"[..], &new.join(&b':')].concat();
+        let adds = !new.is_empty() && has_room;
+        if adds {
+            self.library_path.extend(more);
+        }
+        adds
     }
 
     /// Adds the directories in the text of one of the files in [`CONFIGURATION`].
@@ -87,14 +106,14 @@ impl Linker {
         asker
     }
 
-    /// The libraries that `file` needs, as far as they are in the image.
+    /// The libraries that `file` needs, as far as they are in the image, and whether all are.
     pub(super) fn libraries(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
         file: &Found,
         elf: &Elf,
         asker: &Asker,
-    ) -> Vec<Found> {
+    ) -> (Vec<Found>, bool) {
         let mut places: Vec<Vec<u8>> = Vec::new();
         if elf.runpath.is_none() {
             places.extend(asker.rpath.iter().cloned());
@@ -115,7 +134,9 @@ impl Linker {
             }
             places.iter().find_map(|place| paths.file(place, name))
         };
-        elf.needed.iter().filter_map(&mut find).collect()
+        let found: Vec<_> = elf.needed.iter().filter_map(&mut find).collect();
+        let is_complete = found.len() == elf.needed.len();
+        (found, is_complete)
     }
 }
 

@@ -1,11 +1,14 @@
 //! Follows scripts and modules to the programs that they run and the modules that they load.
 
-use std::sync::Arc;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use super::{
     command::MODULE_PATHS,
-    imports::{self, Import, Imports, Language, Script, Started},
-    linker::Asker,
+    imports::{self, Import, Imports, Language, Started},
+    linker::{Asker, LIBRARY_PATH},
     paths::Found,
     state::{ARCHIVE, Guess, Role},
 };
@@ -17,20 +20,65 @@ const ASKED: u64 = 64 << 10;
 /// names.
 const INDEX: &[u8] = b"index.php";
 
+/// Shells that are followed for one image, and scripts that one of them sources.
+const SHELLS: usize = 64;
+const SOURCES: usize = 16;
+
+/// A shell that runs a script.
+#[derive(Debug)]
+pub(super) struct Shell {
+    path: Vec<u8>,
+    text: Vec<u8>,
+    words: Vec<Vec<u8>>,
+    /// Texts of scripts that it sources, by the path that it gives; empty until they are read.
+    sources: HashMap<Vec<u8>, Vec<u8>>,
+    /// Its commands that were followed.
+    followed: HashSet<Vec<Vec<u8>>>,
+}
+
 impl<B: AsRef<[u8]>> Guess<'_, B> {
     /// Adds the effects of a shell script at `path` with the arguments `words`.
     pub(super) fn follow_script(&mut self, path: &[u8], text: &[u8], words: &[Vec<u8>]) {
-        let environment = self.process.environment.clone();
-        let started = Started { path, arguments: words, environment: &environment };
-        let mut script = Script::default();
-        imports::shell(text, started, &mut script);
-        for command in &script.commands {
-            self.run(command);
+        if self.shells.len() < SHELLS {
+            let (path, text, words) = (path.to_vec(), text.to_vec(), words.to_vec());
+            let (sources, followed) = Default::default();
+            self.shells.push(Shell { path, text, words, sources, followed });
+            self.follow_shell(self.shells.len() - 1);
+        }
+    }
+
+    /// Adds the effects of a script that a shell sources: those of the shell, with this text known.
+    pub(super) fn follow_sourced(&mut self, shell: usize, name: &[u8], text: Vec<u8>) {
+        self.shells[shell].sources.insert(name.to_vec(), text);
+        self.follow_shell(shell);
+    }
+
+    fn follow_shell(&mut self, at: usize) {
+        let shell = &self.shells[at];
+        let (environment, directory) = (&self.process.environment, &self.process.directory);
+        let started = Started {
+            path: &shell.path,
+            arguments: &shell.words,
+            environment,
+            sources: &shell.sources,
+        };
+        let mut exists = |path: &[u8]| self.paths.exists(directory, path);
+        let script = imports::shell(&shell.text, started, &mut exists);
+        let words = shell.words.clone();
+        if let Some(path) = script.variables.get(LIBRARY_PATH.as_bytes()) {
+            self.follow_library_path(path);
+        }
+        for command in script.commands {
+            if self.shells[at].followed.insert(command.clone()) {
+                self.run(&command);
+            }
         }
         let directory = self.process.directory.clone();
-        for sourced in &script.sourced {
-            if let Some(file) = self.paths.file(&directory, sourced) {
-                self.visit(file, Role::Script(words.to_vec()));
+        for name in script.sourced {
+            let is_new = self.shells[at].sources.len() < SOURCES;
+            if let Some(file) = self.paths.file(&directory, &name).filter(|_| is_new) {
+                self.shells[at].sources.insert(name.clone(), Vec::new());
+                self.visit(file, Role::Sourced(at, name));
             }
         }
         for pattern in &script.files {
@@ -44,7 +92,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             }
         }
         // Many scripts end by running their arguments.
-        self.run(words);
+        self.run(&words);
     }
 
     /// Adds the files that an interpreter reads for its arguments, if `program` is one. `scripts`

@@ -84,6 +84,11 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         (inode.file_type == FileType::Regular).then_some(found)
     }
 
+    /// Returns whether `path` leads to anything from the directory `base`.
+    pub(super) fn exists(&mut self, base: &[u8], path: &[u8]) -> bool {
+        self.follow(base, path).is_some()
+    }
+
     /// The absolute path, without links, of the directory that `path` leads to from the directory
     /// `base`.
     pub(super) fn directory(&mut self, base: &[u8], path: &[u8]) -> Option<Vec<u8>> {

@@ -2,7 +2,8 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    mem, slice,
+    mem::{self, Discriminant},
+    slice,
     sync::Arc,
 };
 
@@ -15,7 +16,8 @@ use super::{
     elf::Elf,
     habits::{self, habits, with_script},
     imports::Imports,
-    linker::{Asker, CONFIGURATION, Linker},
+    linker::{Asker, CONFIGURATION, LIBRARY_PATH, Linker},
+    modules::Shell,
     paths::{Found, Paths},
 };
 
@@ -60,7 +62,7 @@ pub(super) struct Visit {
 impl Visit {
     /// Returns whether the file counts as text, whatever its content looks like.
     pub(super) fn is_text(&self) -> bool {
-        matches!(self.role, Role::Script(_) | Role::Module(_) | Role::Configuration)
+        !matches!(self.role, Role::Program(_) | Role::Library(_))
     }
 }
 
@@ -71,6 +73,8 @@ pub(super) enum Role {
     Program(Vec<Vec<u8>>),
     /// A shell reads it, with these words after it.
     Script(Vec<Vec<u8>>),
+    /// A shell, one of the guess's, reads it under this name.
+    Sourced(usize, Vec<u8>),
     /// A dynamic linker maps it.
     Library(Asker),
     /// An interpreter loads it.
@@ -96,7 +100,13 @@ pub(super) struct Guess<'a, B> {
     pub(super) paths: Paths<'a, B>,
     pub(super) process: Process,
     pub(super) linker: Linker,
+    pub(super) shells: Vec<Shell>,
+    /// Programs and libraries that need libraries which were not found.
+    incomplete: Vec<(Found, Elf, Asker)>,
     known: HashSet<Nid>,
+    /// Files that were looked into, each once for a role: a script is a program of the kernel's, and
+    /// then a module of its interpreter's.
+    followed: HashSet<(Nid, Discriminant<Role>)>,
     /// The remainder of [`BYTES`].
     budget: u64,
     /// Pieces that are certainly needed and were not taken yet.
@@ -113,12 +123,15 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
     /// Starts with the files that follow from `config` and from names alone.
     pub(super) fn new(config: &Value, bootstrap: &'a Bootstrap<B>) -> Self {
         let process = Process::of(config);
-        let library_path = process.variable("LD_LIBRARY_PATH").unwrap_or_default();
+        let library_path = process.variable(LIBRARY_PATH).unwrap_or_default();
         let mut guess = Guess {
             paths: Paths::new(bootstrap),
             linker: Linker::new(library_path.to_vec()),
             process,
+            shells: Vec::new(),
+            incomplete: Vec::new(),
             known: HashSet::new(),
+            followed: HashSet::new(),
             budget: BYTES,
             wanted: Vec::new(),
             doubtful: Vec::new(),
@@ -169,7 +182,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         match (seen, &visit.role) {
             (Seen::Elf(elf), role) => {
                 let asker = if let Role::Library(asker) = role { asker } else { &Asker::default() };
-                self.follow_elf(&visit.file, &elf, asker);
+                self.follow_elf(&visit.file, elf, asker);
             }
             (Seen::Text(text), Role::Program(words)) => {
                 let Some(interpreter) = command::shebang(&text) else { return };
@@ -185,6 +198,9 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             }
             (Seen::Text(text), Role::Script(words)) => {
                 self.follow_script(&visit.file.path, &text, words);
+            }
+            (Seen::Text(text), Role::Sourced(shell, name)) => {
+                self.follow_sourced(*shell, name, text)
             }
             (Seen::Text(text), Role::Module(imports)) => {
                 self.follow_module(imports, &visit.file, &text);
@@ -202,18 +218,36 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         }
     }
 
-    fn follow_elf(&mut self, file: &Found, elf: &Elf, asker: &Asker) {
+    fn follow_elf(&mut self, file: &Found, elf: Elf, asker: &Asker) {
         if file.size > WHOLE {
-            self.want_parts(file, elf);
+            self.want_parts(file, &elf);
         }
-        let asker = self.linker.asker(&mut self.paths, file, elf, asker);
+        self.follow_libraries(file, elf, asker);
+    }
+
+    /// Adds the dynamic linker and the libraries of a program or library.
+    fn follow_libraries(&mut self, file: &Found, elf: Elf, asker: &Asker) {
+        let asker = self.linker.asker(&mut self.paths, file, &elf, asker);
         if let Some(interpreter) = &elf.interpreter
             && let Some(found) = self.paths.file(b"/", interpreter)
         {
             self.visit(found, Role::Library(asker.clone()));
         }
-        for library in self.linker.libraries(&mut self.paths, file, elf, &asker) {
+        let (found, is_complete) = self.linker.libraries(&mut self.paths, file, &elf, &asker);
+        for library in found {
             self.visit(library, Role::Library(asker.clone()));
+        }
+        if !is_complete {
+            self.incomplete.push((file.clone(), elf, asker));
+        }
+    }
+
+    /// Adds what is found with directories that a script names.
+    pub(super) fn follow_library_path(&mut self, list: &[u8]) {
+        if self.linker.add_library_path(list) {
+            for (file, elf, asker) in mem::take(&mut self.incomplete) {
+                self.follow_libraries(&file, elf, &asker);
+            }
         }
     }
 
@@ -251,6 +285,10 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         let mut scripts = Vec::new();
         for (at, word) in rest.iter().enumerate() {
             let value = word.rsplit(|byte| *byte == b'=').next().unwrap_or_default();
+            if word.starts_with(b"-D") && word.len() > value.len() {
+                // A Java server is told where its archives are.
+                applications.extend(self.paths.directory(b"/", value));
+            }
             let Some(script) = self.paths.file(&directory, value) else { continue };
             if is_shell {
                 return self.visit(script, Role::Script(rest[at + 1..].to_vec()));
@@ -300,17 +338,22 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         let mut new = VecDeque::from([(file, role)]);
         while let Some((file, role)) = new.pop_front() {
             let head = if file.size > WHOLE { HEAD } else { file.size };
-            if !self.want_head(&file, head) {
-                continue;
-            }
-            if file.size > WHOLE {
+            if self.want_head(&file, head) && file.size > WHOLE {
                 let range = file.size - TAIL..file.size;
                 self.want_piece(Piece { file: file.nid, range });
+            }
+            let is_wanted = self.known.contains(&file.nid);
+            // What a script is sourced for depends on the shell.
+            let is_sourced = matches!(role, Role::Sourced(..));
+            if !is_wanted
+                || !is_sourced && !self.followed.insert((file.nid, mem::discriminant(&role)))
+            {
+                continue;
             }
             if matches!(role, Role::Program(_)) {
                 self.programs.push(file.nid);
             }
-            if !matches!(role, Role::Configuration | Role::Module(_)) {
+            if !matches!(role, Role::Configuration | Role::Module(_) | Role::Sourced(..)) {
                 self.add_habits(&file, &asker, &mut new);
             }
             self.unseen.push_back(Visit { file, role });

@@ -20,7 +20,7 @@ mod text;
 
 use super::paths::{Found, Paths, matches};
 
-pub(super) use self::shell::{Script, Started, run as shell};
+pub(super) use self::shell::{Started, run as shell};
 
 /// A language whose modules name others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,7 +252,7 @@ fn ancestors(directory: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 #[cfg(fuzzing)]
 pub(crate) mod fuzz {
-    use super::{Script, Started, erlang, java, pyc, shell, text};
+    use super::{Started, erlang, java, pyc, shell, text};
 
     /// Every parser of modules over the same bytes.
     pub fn imports(bytes: &[u8]) {
@@ -260,13 +260,16 @@ pub(crate) mod fuzz {
         text::python(bytes);
         text::javascript(bytes);
         text::ruby(bytes);
+        text::ruby_program(bytes);
         text::php(bytes);
         text::perl(bytes);
         text::r(bytes);
         text::r_needs(bytes);
         erlang::boot(bytes);
         java::needed(bytes);
-        let started = Started { path: b"/bin/script", arguments: &[], environment: &[] };
-        shell::run(bytes, started, &mut Script::default());
+        let sources = [(b"/source".to_vec(), bytes.to_vec())].into();
+        let started =
+            Started { path: b"/bin/script", arguments: &[], environment: &[], sources: &sources };
+        shell::run(bytes, started, &mut |path| path.len() % 2 == 0);
     }
 }

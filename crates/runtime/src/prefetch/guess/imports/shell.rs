@@ -2,7 +2,9 @@
 //!
 //! Lines are taken in the order of the text, ignoring conditions and loops. Values that only a run
 //! could determine are empty; the directory of the script, defaults of variables and the image's
-//! environment are known.
+//! environment are known. Scripts look for a directory in several places, one after the other, so a
+//! variable keeps a path that the image has. Scripts that are sourced are evaluated in their place,
+//! if their text is known.
 
 use std::{collections::HashMap, iter::Peekable, slice};
 
@@ -13,7 +15,7 @@ const WORDS: usize = 256;
 /// Maximum length of a word; longer ones are cut.
 const LONGEST: usize = 4096;
 
-/// Substitutions within each other.
+/// Substitutions within each other, and scripts that source each other.
 const DEPTH: usize = 8;
 
 /// Words after which a shell expects a command.
@@ -66,12 +68,12 @@ type Word = Vec<u8>;
 pub(in super::super) struct Script {
     /// Commands with their words.
     pub(in super::super) commands: Vec<Vec<Word>>,
-    /// Scripts that are read in the place where they are named.
+    /// Scripts that are sourced, whose text is not known.
     pub(in super::super) sourced: Vec<Word>,
     /// Files that are asked about, and archives; with `*` for any part of a name.
     pub(in super::super) files: Vec<Word>,
     /// Variables that the text sets.
-    variables: HashMap<Word, Word>,
+    pub(in super::super) variables: HashMap<Word, Word>,
 }
 
 /// A script and how it is started.
@@ -82,20 +84,19 @@ pub(in super::super) struct Started<'a> {
     /// The words after its name.
     pub(in super::super) arguments: &'a [Word],
     pub(in super::super) environment: &'a [(Word, Word)],
+    /// Texts of scripts that it sources, by the path that it gives.
+    pub(in super::super) sources: &'a HashMap<Word, Vec<u8>>,
 }
 
-/// Adds the commands of a script, given its text.
-pub(in super::super) fn run(text: &[u8], started: Started<'_>, script: &mut Script) {
-    let joined = join_lines(text);
-    let mut shell = Shell { started, script };
-    for line in joined.split(|byte| *byte == b'\n') {
-        for command in shell.split(line, DEPTH) {
-            shell.note(command);
-        }
-        if shell.script.commands.len() >= COMMANDS {
-            break;
-        }
-    }
+/// Evaluates a script, given its text. `exists` says whether the image has something at a path.
+pub(in super::super) fn run(
+    text: &[u8],
+    started: Started<'_>,
+    exists: &mut dyn FnMut(&[u8]) -> bool,
+) -> Script {
+    let mut shell = Shell { started, exists, sourcing: 0, script: Script::default() };
+    shell.run(text);
+    shell.script
 }
 
 /// Joins lines that end with a backslash to the next ones.
@@ -114,7 +115,10 @@ fn join_lines(text: &[u8]) -> Vec<u8> {
 
 struct Shell<'a> {
     started: Started<'a>,
-    script: &'a mut Script,
+    exists: &'a mut dyn FnMut(&[u8]) -> bool,
+    /// Scripts that are being sourced.
+    sourcing: usize,
+    script: Script,
 }
 
 /// A word that stands for all arguments.
@@ -123,6 +127,29 @@ const ALL: &[u8] = b"\0@";
 type Bytes<'a> = Peekable<slice::Iter<'a, u8>>;
 
 impl Shell<'_> {
+    fn run(&mut self, text: &[u8]) {
+        let joined = join_lines(text);
+        for line in joined.split(|byte| *byte == b'\n') {
+            for command in self.split(line, DEPTH) {
+                self.note(command);
+            }
+            if self.script.commands.len() >= COMMANDS {
+                break;
+            }
+        }
+    }
+
+    /// Evaluates a script in its place, or notes that its text is not known.
+    fn source(&mut self, path: &[u8]) {
+        let sources = self.started.sources;
+        let Some(text) = sources.get(path) else { return add(&mut self.script.sourced, path) };
+        if self.sourcing < DEPTH {
+            self.sourcing += 1;
+            self.run(text);
+            self.sourcing -= 1;
+        }
+    }
+
     /// The commands of a line, with everything filled in.
     fn split(&mut self, line: &[u8], depth: usize) -> Vec<Vec<Word>> {
         let mut commands: Vec<Vec<Word>> = vec![Vec::new()];
@@ -274,7 +301,12 @@ impl Shell<'_> {
         let rest = rest.strip_prefix(b"[0]").unwrap_or(rest);
         let rest = rest.strip_prefix(b":").unwrap_or(rest);
         match rest.split_first() {
-            Some((b'-' | b'=', default)) if value.is_empty() => self.filled(default, depth),
+            Some((b'-', default)) if value.is_empty() => self.filled(default, depth),
+            Some((b'=', default)) if value.is_empty() => {
+                let value = self.filled(default, depth);
+                self.set(name, &value);
+                value
+            }
             Some((b'+', other)) if !value.is_empty() => self.filled(other, depth),
             Some((b'+', _)) => Word::new(),
             Some((b'%', b"/*" | b"%/*")) => directory_of(&value).to_vec(),
@@ -303,9 +335,20 @@ impl Shell<'_> {
             KEYWORDS.contains(&word.as_slice()) || DECLARING.contains(&word.as_slice())
         });
         for (name, value) in words.map_while(|word| assignment(word)) {
-            if self.script.variables.len() < COMMANDS && !value.is_empty() {
-                self.script.variables.insert(name.to_vec(), value.to_vec());
-            }
+            self.set(name, value);
+        }
+    }
+
+    /// Sets a variable, unless its value is lost by that: a path in the image.
+    fn set(&mut self, name: &[u8], value: &[u8]) {
+        if value.is_empty() || self.script.variables.len() >= COMMANDS {
+            return;
+        }
+        let known = self.script.variables.get(name).filter(|known| known.starts_with(b"/"));
+        let is_worse =
+            |known: &Word| value.starts_with(b"/") && !(self.exists)(value) && (self.exists)(known);
+        if !known.is_some_and(is_worse) {
+            self.script.variables.insert(name.to_vec(), value.to_vec());
         }
     }
 
@@ -326,7 +369,7 @@ impl Shell<'_> {
         let Some((name, words)) = command.split_first() else { return };
         match name.as_slice() {
             b"." | b"source" => {
-                words.iter().take(1).for_each(|word| add(&mut self.script.sourced, word));
+                words.iter().take(1).for_each(|word| self.source(word));
             }
             b"[" | b"[[" | b"test" => {
                 let files = words.iter().filter(|word| word.starts_with(b"/"));
@@ -334,7 +377,8 @@ impl Shell<'_> {
             }
             b"for" => {
                 if let [variable, _, first, ..] = words {
-                    self.script.variables.insert(variable.clone(), first.clone());
+                    let found = words[2..].iter().find(|word| (self.exists)(word));
+                    self.script.variables.insert(variable.clone(), found.unwrap_or(first).clone());
                 }
                 let files = words.iter().filter(|word| word.starts_with(b"/"));
                 files.for_each(|word| add(&mut self.script.files, word));
@@ -401,12 +445,14 @@ mod tests {
         let word = |text: &str| text.as_bytes().to_vec();
         let environment: Vec<_> =
             environment.iter().map(|(name, value)| (word(name), word(value))).collect();
-        let mut script = Script::default();
         let arguments = ["one", "two"].map(word);
         let path = b"/opt/app/bin/start";
-        let started = Started { path, arguments: &arguments, environment: &environment };
-        run(text.as_bytes(), started, &mut script);
-        script
+        let sources =
+            [("/etc/app", "HOME_=/etc\n. /etc/app"), ("/etc/paths", ": ${LIBRARIES=$HOME_/lib}")];
+        let sources = sources.map(|(path, text)| (word(path), word(text))).into();
+        let started =
+            Started { path, arguments: &arguments, environment: &environment, sources: &sources };
+        run(text.as_bytes(), started, &mut |path| path.starts_with(b"/here"))
     }
 
     fn texts(commands: &[Vec<Word>]) -> Vec<String> {
@@ -454,9 +500,25 @@ mod tests {
     }
 
     #[test]
+    fn a_variable_keeps_a_path_that_the_image_has() {
+        let text = "A=/there\nA=/here/first\nA=/there/too\nA=/here/last\nA=/there\nrun $A";
+        assert_eq!(texts(&script(text, &[]).commands), ["run /here/last"]);
+        let text = "for i in /there /here/x /here/y; do\nA=$i; done\nrun $A";
+        assert_eq!(texts(&script(text, &[]).commands), ["run /here/x"]);
+    }
+
+    #[test]
+    fn what_a_script_sources_is_evaluated_in_its_place() {
+        let found =
+            script("HOME_=/opt\n. /etc/app\n. /etc/paths\nrun $LIBRARIES\n. /etc/other", &[]);
+        assert_eq!(texts(&found.commands), ["run /etc/lib"]);
+        assert_eq!(found.sourced, [b"/etc/other"]);
+    }
+
+    #[test]
     fn files_and_other_scripts_are_named() {
         let found = script(
-            "for i in $(dirname $0)/../lib/*.jar; do CP=$CP:$i; done\n[ -f /etc/app ] && . /etc/app\n\
+            "for i in $(dirname $0)/../lib/*.jar; do CP=$CP:$i; done\n[ -f /etc/app ] && . /etc/one\n\
              CLASSPATH=/usr/share/a.jar:/usr/share/b.jar",
             &[],
         );
@@ -465,7 +527,7 @@ mod tests {
         let found_files: Vec<_> =
             found.files.iter().map(|file| str::from_utf8(file).unwrap()).collect();
         assert_eq!(found_files, files);
-        assert_eq!(found.sourced, [b"/etc/app"]);
+        assert_eq!(found.sourced, [b"/etc/one"]);
     }
 
     #[test]

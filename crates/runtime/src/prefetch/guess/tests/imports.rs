@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{forge::Image, sorted, usual};
+use super::{LINKER, forge::Image, program, sorted, usual};
 
 /// The guesses for `command` in `/srv`, without the program itself.
 fn guessed(image: &Image, command: &[&str], program: &str) -> Vec<String> {
@@ -87,6 +87,20 @@ fn ruby_perl_and_php_bring_what_they_require() {
     let gem = "/usr/share/rubygems-integration/all/gems/web-1.0/lib";
     assert_eq!(found, ["/srv/app.rb", &format!("{gem}/web.rb"), &format!("{gem}/web/base.rb")]);
 
+    let stub = b"#!/usr/bin/ruby3.1\nload Gem.activate_bin_path('web', 'serve', version)\n";
+    let specification = "/usr/share/rubygems-integration/all/specifications/web-1.0.gemspec";
+    let ruby = ruby
+        .program("/usr/bin/serve", stub)
+        .file(specification, b"described")
+        .file("/usr/share/rubygems-integration/all/gems/web-1.0/exe/serve", b"require 'web/base'");
+    let expected = [
+        "/usr/share/rubygems-integration/all/gems/web-1.0/exe/serve".to_owned(),
+        format!("{gem}/web.rb"),
+        format!("{gem}/web/base.rb"),
+        specification.into(),
+    ];
+    assert_eq!(guessed(&ruby, &["serve"], "/usr/bin/serve"), expected);
+
     let perl = usual()
         .program("/usr/bin/perl", b"")
         .file("/srv/app.pl", b"use Web::Lite;\n")
@@ -138,9 +152,12 @@ fn r_brings_the_packages_that_are_attached() {
         .program("/usr/bin/Rscript", b"")
         .program(
             "/usr/bin/R",
-            b"#!/bin/sh\nR_HOME=/usr/lib/R\nexec \"${R_HOME}/bin/exec/R\" \"${@}\"\n",
+            b"#!/bin/sh\nR_HOME=/usr/lib/R\nR_HOME=/usr/lib64/R\n. \"${R_HOME}/etc/ldpaths\"\n\
+                exec \"${R_HOME}/bin/exec/R\" \"${@}\"\n",
         )
-        .program("/usr/lib/R/bin/exec/R", b"")
+        .file("/usr/lib/R/etc/ldpaths", b": ${D=${R_HOME}/lib}\nLD_LIBRARY_PATH=\"/more:${D}\"\n")
+        .program("/usr/lib/R/bin/exec/R", &program(&["libR.so"]))
+        .file("/usr/lib/R/lib/libR.so", b"\x7fELF")
         .file(&format!("{library}/plot/DESCRIPTION"), b"Imports: grid\n")
         .file(&format!("{library}/plot/R/plot.rdb"), b"1")
         .file(&format!("{library}/grid/DESCRIPTION"), b"Package: grid\n")
@@ -149,10 +166,14 @@ fn r_brings_the_packages_that_are_attached() {
     let found = guessed(&image, &["Rscript", "-e", "library(plot)"], "/usr/bin/Rscript");
     let expected = [
         "/usr/bin/R".to_owned(),
+        "/usr/lib/R/bin/exec/R".into(),
+        "/usr/lib/R/etc/ldpaths".into(),
+        "/usr/lib/R/lib/libR.so".into(),
         format!("{library}/grid/DESCRIPTION"),
         format!("{library}/grid/libs/grid.so"),
         format!("{library}/plot/DESCRIPTION"),
         format!("{library}/plot/R/plot.rdb"),
+        LINKER.into(),
     ];
     assert_eq!(found, expected);
 }
@@ -160,19 +181,25 @@ fn r_brings_the_packages_that_are_attached() {
 #[test]
 fn shell_scripts_lead_to_java_and_its_class_path() {
     let script = b"#!/bin/sh\nHOME_=$(cd \"$(dirname \"$0\")/..\" && pwd)\n. \"$HOME_/conf/env\"\n\
-        for jar in \"$HOME_\"/lib/*.jar; do CP=$CP:$jar; done\nexec ${JAVA:-java} -cp \"$CP\" Main \"$@\"\n";
+        for jar in \"$HOME_\"/lib/*.jar; do CP=$CP:$jar; done\n\
+        exec ${JAVA:-java} -cp \"$CP\" -Dapp.home=\"/opt/server\" Main \"$@\"\n";
     let image = usual()
         .program("/opt/app/bin/start", script)
-        .program("/usr/bin/java", b"java")
-        .file("/opt/app/conf/env", b"OPTIONS=-Xmx1g\n")
+        .program("/opt/jre/bin/java", b"java")
+        .file("/opt/app/conf/env", b"JAVA=/opt/jre/bin/java\n")
         .file("/opt/app/lib/a.jar", b"PK")
         .file("/opt/app/lib/b.jar", b"PK")
-        .file("/opt/app/other/c.jar", b"PK");
+        .file("/opt/app/other/c.jar", b"PK")
+        .file("/opt/server/lib/d.jar", b"PK");
     let found = guessed(&image, &["/opt/app/bin/start"], "/opt/app/bin/start");
-    assert_eq!(
-        found,
-        ["/opt/app/conf/env", "/opt/app/lib/a.jar", "/opt/app/lib/b.jar", "/usr/bin/java"]
-    );
+    let expected = [
+        "/opt/app/conf/env",
+        "/opt/app/lib/a.jar",
+        "/opt/app/lib/b.jar",
+        "/opt/jre/bin/java",
+        "/opt/server/lib/d.jar",
+    ];
+    assert_eq!(found, expected);
 }
 
 #[test]

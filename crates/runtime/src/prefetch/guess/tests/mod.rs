@@ -112,6 +112,8 @@ fn scripts_bring_interpreters_and_what_they_run() {
         .program("/usr/bin/setup", b"#!/usr/bin/env python3\nimport os\n")
         .program("/usr/bin/env", &program(&[]))
         .program("/usr/bin/python3", &program(&[]))
+        .file("/usr/lib/python3/os.py", b"import stat")
+        .file("/usr/lib/python3/stat.py", b"# nothing")
         .file("/usr/lib/python3/encodings/__pycache__/__init__.cpython-311.pyc", b"compiled")
         .file("/usr/lib/python3/encodings/__init__.py", b"source")
         .file("/usr/lib/python3/encodings/aliases.py", b"only source")
@@ -137,6 +139,8 @@ fn scripts_bring_interpreters_and_what_they_run() {
         "/usr/bin/python3",
         "/usr/lib/python3/encodings/__pycache__/__init__.cpython-311.pyc",
         "/usr/lib/python3/encodings/aliases.py",
+        "/usr/lib/python3/os.py",
+        "/usr/lib/python3/stat.py",
     ];
     assert_eq!(sorted(image.guessed(&config)), sorted(expected.map(str::to_owned).to_vec()));
 }
@@ -409,9 +413,14 @@ proptest! {
             file[at] = byte;
         }
         let _ = read(&file);
-        let started = super::imports::Started { path: b"/run", arguments: &[], environment: &[] };
-        let mut script = super::imports::Script::default();
-        super::imports::shell(&text, started, &mut script);
+        let sources = Default::default();
+        let started = super::imports::Started {
+            path: b"/run",
+            arguments: &[],
+            environment: &[],
+            sources: &sources,
+        };
+        let script = super::imports::shell(&text, started, &mut |_| false);
         prop_assert!(script.commands.iter().all(|words| !words.is_empty()));
         let _ = super::command::shebang(&[b"#!", text.as_slice()].concat());
     }

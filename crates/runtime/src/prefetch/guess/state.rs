@@ -302,11 +302,12 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 applications.dedup();
             }
         }
-        if applications.is_empty() {
-            self.follow_words(&file, slice::from_ref(&directory), rest, scripts);
-        } else {
-            self.follow_words(&file, &applications, rest, scripts);
+        // Servers load the application that is in the directory in which they start.
+        let mut places = applications.clone();
+        if directory != b"/" || places.is_empty() {
+            places.push(directory);
         }
+        self.follow_words(&file, &places, rest, scripts);
         for patterns in applications.iter().flat_map(|path| with_script(&file, path)) {
             for found in self.first_of(&patterns) {
                 if found.name().ends_with(b".so") {

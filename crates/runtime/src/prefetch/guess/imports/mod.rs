@@ -262,6 +262,7 @@ pub(crate) mod fuzz {
         text::ruby(bytes);
         text::ruby_program(bytes);
         text::php(bytes);
+        text::php_classes(bytes);
         text::perl(bytes);
         text::r(bytes);
         text::r_needs(bytes);

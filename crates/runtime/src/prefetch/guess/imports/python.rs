@@ -29,7 +29,12 @@ impl Imports {
             }
             return found;
         }
-        self.modules(paths, &package, &text::python(bytes), LEVELS)
+        let mut found = self.modules(paths, &package, &text::python(bytes), LEVELS);
+        // Packages that come with an image are compiled; settings are the application's own.
+        for name in text::quoted(bytes, |_, text| is_name(text)) {
+            found.extend(self.absolute(paths, &name));
+        }
+        found
     }
 
     /// Resolves the names in a module of `package`; some are no modules at all.
@@ -106,12 +111,17 @@ impl Imports {
 
 /// Returns whether a text could name a module in a package.
 fn is_dotted(text: &[u8]) -> bool {
+    text.contains(&b'.') && is_name(text)
+}
+
+/// Returns whether a text could name a module.
+fn is_name(text: &[u8]) -> bool {
     const LONGEST: usize = 128;
-    let is_name = |part: &[u8]| {
+    let is_part = |part: &[u8]| {
         part.first().is_some_and(|first| first.is_ascii_alphabetic() || *first == b'_')
             && part.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
     };
-    text.len() <= LONGEST && text.contains(&b'.') && text.split(|byte| *byte == b'.').all(is_name)
+    text.len() <= LONGEST && text.split(|byte| *byte == b'.').all(is_part)
 }
 
 /// The module `name` in the directory `place`, with its packages; `None` if not even its first part
@@ -123,8 +133,8 @@ fn module_in(
 ) -> Option<Vec<Import>> {
     let mut found = Vec::new();
     let mut directory = place.to_vec();
-    let mut parts = name.split(|byte| *byte == b'.').filter(|part| !part.is_empty()).peekable();
-    while let Some(part) = parts.next() {
+    let parts = name.split(|byte| *byte == b'.').filter(|part| !part.is_empty());
+    for part in parts {
         let names = paths.named(&directory, part);
         let is_package = names.contains(&part);
         let inner = [&directory[..], b"/", part].concat();
@@ -133,11 +143,8 @@ fn module_in(
             directory = inner;
             continue;
         }
-        let module = module_file(paths, &directory, part);
-        if parts.peek().is_some() || module.is_none() {
-            return (!found.is_empty()).then_some(found);
-        }
-        found.extend(module);
+        found.extend(module_file(paths, &directory, part));
+        break;
     }
     (!found.is_empty()).then_some(found)
 }

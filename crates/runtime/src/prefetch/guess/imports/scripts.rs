@@ -72,7 +72,8 @@ impl Imports {
     ) -> Vec<Import> {
         let places = beside.into_iter().chain(self.roots.iter().map(Vec::as_slice));
         let found = places.into_iter().find_map(|place| {
-            let endings: &[&[u8]] = if name.ends_with(b".rb") { &[b""] } else { &[b".rb", b".so"] };
+            let is_whole = name.ends_with(b".rb") || name.ends_with(b".so");
+            let endings: &[&[u8]] = if is_whole { &[b""] } else { &[b".rb", b".so"] };
             endings.iter().find_map(|ending| paths.known(place, &[name, *ending].concat()))
         });
         found.into_iter().map(import).collect()
@@ -106,12 +107,25 @@ impl Imports {
         /// `__DIR__ . '/../a.php'` is relative to the file; `BASE . 'a.php'` is relative to one of
         /// the directories above it.
         const ABOVE: usize = 3;
+        /// Where applications have their classes.
+        const CLASSES: [&[u8]; 6] = [b"/src", b"/inc", b"/lib", b"/app", b"/includes", b"/classes"];
         let mut found = Vec::new();
+        let above = ancestors(file.directory()).take(ABOVE).map(<[u8]>::to_vec);
+        let mut places: Vec<_> = above.chain(self.roots.iter().cloned()).collect();
         for name in text::php(bytes) {
             let name = name.strip_prefix(b"/").unwrap_or(&name);
-            let above = ancestors(file.directory()).take(ABOVE).map(<[u8]>::to_vec);
-            let places: Vec<_> = above.chain(self.roots.iter().cloned()).collect();
             found.extend(places.iter().find_map(|place| paths.known(place, name)).map(import));
+        }
+        let of_root = |root: &Vec<u8>| CLASSES.map(|classes| [root, classes].concat());
+        places.extend(self.roots.iter().flat_map(of_root));
+        for class in text::php_classes(bytes) {
+            // What a directory's namespace is called is not known: `A/B/C.php`, `B/C.php`, `C.php`.
+            let parts = class.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+            let starts = std::iter::once(0).chain(parts.map(|(at, _)| at + 1));
+            let file = starts.take(ABOVE).find_map(|start| {
+                places.iter().find_map(|place| paths.known(place, &class[start..]))
+            });
+            found.extend(file.map(import));
         }
         found
     }

@@ -92,6 +92,34 @@ pub(super) fn php(source: &[u8]) -> Vec<Vec<u8>> {
     quoted(source, |_, word| ENDINGS.iter().any(|ending| word.ends_with(ending)))
 }
 
+/// PHP: classes that are used, as paths: `A/B.php`.
+pub(super) fn php_classes(source: &[u8]) -> Vec<Vec<u8>> {
+    const BEFORE: [&[u8]; 5] = [b"use", b"extends", b"implements", b"new", b"instanceof"];
+    let is_of_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"_\\".contains(byte);
+    let mut names: Vec<&[u8]> = Vec::new();
+    let mut before: &[u8] = b"";
+    let mut rest = source;
+    while let Some(start) = rest.iter().position(is_of_name)
+        && names.len() < NAMES
+    {
+        let len = rest[start..].iter().position(|byte| !is_of_name(byte));
+        let (word, after) = rest[start..].split_at(len.unwrap_or(rest.len() - start));
+        let name = word.strip_prefix(b"\\").unwrap_or(word);
+        let is_class =
+            name.first().is_some_and(|first| first.is_ascii_uppercase()) || name.contains(&b'\\');
+        let is_used = BEFORE.contains(&before) || after.starts_with(b"::");
+        if is_class && is_used && !names.contains(&name) {
+            names.push(name);
+        }
+        (before, rest) = (word, after);
+    }
+    let path = |name: Vec<u8>| {
+        let slashes = name.into_iter().map(|byte| if byte == b'\\' { b'/' } else { byte });
+        slashes.chain(*b".php").collect()
+    };
+    bounded(names).into_iter().map(path).collect()
+}
+
 /// Perl: modules that are used or required, as paths.
 pub(super) fn perl(source: &[u8]) -> Vec<Vec<u8>> {
     let mut names = Vec::new();
@@ -198,6 +226,10 @@ mod tests {
         assert_eq!(texts(ruby), ["a/b", "c", "d"]);
         let php = php(b"<?php require_once __DIR__ . '/a.php'; include 'b/c.inc'; echo 'no';");
         assert_eq!(texts(php), ["/a.php", "b/c.inc"]);
+        let classes = php_classes(
+            b"<?php namespace a\\b; use a\\C; class D extends E { f() { return new \\F\\G(H::i()); } }",
+        );
+        assert_eq!(texts(classes), ["a/C.php", "E.php", "F/G.php", "H.php"]);
         let perl = perl(
             b"use strict;\nuse parent qw(A::B);\nuse Mojo::Base 'C';\nrequire D;\nuse 5.10;\n__END__\nuse E;",
         );

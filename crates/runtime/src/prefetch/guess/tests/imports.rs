@@ -49,6 +49,29 @@ fn python_brings_what_its_modules_import() {
 }
 
 #[test]
+fn python_brings_the_application_that_a_server_is_told_to_load() {
+    let packages = "/usr/lib/python3.11/site-packages";
+    let image = usual()
+        .program("/usr/bin/python3.11", b"")
+        .program("/usr/bin/serve", b"#!/usr/bin/python3.11\nfrom server import run\n")
+        .file(&format!("{packages}/server/__init__.py"), b"KINDS = {'one': 'server.kinds.One'}\n")
+        .file(&format!("{packages}/server/kinds.py"), b"class One: pass\n")
+        .file(&format!("{packages}/forms/__init__.py"), b"# named in settings\n")
+        .file("/srv/site/__init__.py", b"# a package\n")
+        .file("/srv/site/wsgi.py", b"setdefault('SETTINGS', 'site.settings')\n")
+        .file("/srv/site/settings.py", b"APPS = ['forms', 'none']\n");
+    let expected = [
+        "/srv/site/__init__.py".to_owned(),
+        "/srv/site/settings.py".into(),
+        "/srv/site/wsgi.py".into(),
+        format!("{packages}/forms/__init__.py"),
+        format!("{packages}/server/__init__.py"),
+        format!("{packages}/server/kinds.py"),
+    ];
+    assert_eq!(guessed(&image, &["serve", "site.wsgi"], "/usr/bin/serve"), expected);
+}
+
+#[test]
 fn javascript_brings_packages_by_their_manifests() {
     let modules = "/srv/node_modules";
     let image = usual()
@@ -119,10 +142,18 @@ fn ruby_perl_and_php_bring_what_they_require() {
     let php = usual()
         .program("/usr/bin/php8.2", b"")
         .file("/srv/index.php", b"<?php require __DIR__ . '/inc/init.php';")
-        .file("/srv/inc/init.php", b"<?php include(BASE . 'conf/main.php');")
+        .file("/srv/inc/init.php", b"<?php include(BASE . 'conf/main.php'); new own\\web\\Page();")
+        .file("/srv/src/web/Page.php", b"<?php namespace own\\web; class Page extends Part {}")
+        .file("/srv/src/web/Part.php", b"<?php")
         .file("/srv/conf/main.php", b"<?php")
         .file("/srv/conf/unused.php", b"<?php");
-    let expected = ["/srv/conf/main.php", "/srv/inc/init.php", "/srv/index.php"];
+    let expected = [
+        "/srv/conf/main.php",
+        "/srv/inc/init.php",
+        "/srv/index.php",
+        "/srv/src/web/Page.php",
+        "/srv/src/web/Part.php",
+    ];
     assert_eq!(guessed(&php, &["php8.2", "index.php"], "/usr/bin/php8.2"), expected);
 }
 

@@ -105,7 +105,11 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         scripts: Vec<Found>,
     ) {
         let more = MODULE_PATHS.iter().find_map(|name| self.process.variable(name));
-        let more = more.unwrap_or_default().to_vec();
+        let mut more = vec![more.unwrap_or_default()];
+        // Erlang is told where modules are by its arguments.
+        let named = words.windows(2).filter(|pair| matches!(&pair[0][..], b"-pa" | b"-pz"));
+        more.extend(named.map(|pair| pair[1].as_slice()));
+        let more = more.join(&b':');
         let Some(imports) = Imports::of(&mut self.paths, program, applications, &more) else {
             scripts.iter().for_each(|script| self.want(script));
             return;

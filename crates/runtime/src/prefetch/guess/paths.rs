@@ -38,6 +38,8 @@ pub(super) struct Paths<'a, B> {
     steps: u32,
     /// Directories that were listed.
     listed: HashMap<Vec<u8>, Listing<'a>>,
+    /// Paths that were resolved: modules name the same packages over and over.
+    resolved: HashMap<Vec<u8>, Option<(Vec<u8>, InodeView)>>,
 }
 
 /// A regular file, and where it really is.
@@ -68,7 +70,7 @@ impl Found {
 
 impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
     pub(super) fn new(bootstrap: &'a Bootstrap<B>) -> Self {
-        Paths { bootstrap, steps: STEPS, listed: HashMap::new() }
+        Paths { bootstrap, steps: STEPS, listed: HashMap::new(), resolved: HashMap::new() }
     }
 
     /// Returns whether the look-up budget is spent, so that nothing is found any more.
@@ -207,11 +209,20 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         if self.is_spent() {
             return None;
         }
+        let base = if path.starts_with(b"/") { b"" } else { base };
+        let whole = [base, b"/", path].concat();
+        if let Some(known) = self.resolved.get(&whole) {
+            return known.clone();
+        }
+        let found = self.walk(&whole);
+        self.resolved.insert(whole, found.clone());
+        found
+    }
+
+    /// Looks up the names of a path from the root.
+    fn walk(&mut self, path: &[u8]) -> Option<(Vec<u8>, InodeView)> {
         let mut ahead = VecDeque::new();
         prepend(&mut ahead, path);
-        if !path.starts_with(b"/") {
-            prepend(&mut ahead, base);
-        }
         let root = self.bootstrap.root();
         // From the root down, without the root.
         let mut trail: Vec<(Vec<u8>, Nid)> = Vec::new();

@@ -1,8 +1,8 @@
-//! Erlang's boot files: the modules that they load, and the directories of these.
+//! Erlang's boot files and modules: the modules that they load, and the directories of these.
 //!
 //! Boot files are terms in Erlang's external format: a script of `{primLoad, [Module…]}` and
 //! `{path, [Directory…]}`, up to `{kernel_load_completed}`, after which modules are loaded when
-//! they are called.
+//! they are called. Modules are IFF files with a table of what they call in others.
 
 use super::{super::paths::Paths, Import, Imports};
 
@@ -42,27 +42,105 @@ pub(super) fn boot(file: &[u8]) -> Boot {
     boot
 }
 
+/// The modules that a compiled module calls, its own name first.
+pub(super) fn called(file: &[u8]) -> Vec<Vec<u8>> {
+    read_module(file).unwrap_or_default()
+}
+
+fn read_module(file: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let mut reader = Reader { rest: file };
+    if reader.take(4)? != b"FOR1" || reader.take(8)?[4..] != *b"BEAM" {
+        return None;
+    }
+    let mut atoms: Vec<&[u8]> = Vec::new();
+    let mut called: Vec<Vec<u8>> = Vec::new();
+    while let Some(name) = reader.take(4) {
+        let len = reader.number(4)?;
+        // The last part that is needed may be cut off.
+        let mut part = Reader { rest: &reader.rest[..len.min(reader.rest.len())] };
+        match name {
+            b"AtU8" | b"Atom" => {
+                let count = part.number(4)?;
+                atoms.extend((0..count.min(TERMS)).map_while(|_| part.named(1)));
+                called.extend(atoms.first().map(|own| own.to_vec()));
+            }
+            b"ImpT" => {
+                let count = part.number(4)?;
+                for _ in 0..count.min(TERMS) {
+                    // Module, function and arity; atoms count from 1.
+                    let Some(module) = part.number(4) else { break };
+                    part.take(8)?;
+                    let Some(atom) = module.checked_sub(1).and_then(|at| atoms.get(at)) else {
+                        continue;
+                    };
+                    if !called.iter().any(|known| known == atom) {
+                        called.push(atom.to_vec());
+                    }
+                }
+                return Some(called);
+            }
+            _ => {}
+        }
+        // Parts are padded to multiples of four bytes.
+        reader.take(len.next_multiple_of(4))?;
+    }
+    Some(called)
+}
+
 impl Imports {
+    /// A boot file of the installation, given by its path or by its name.
+    pub(super) fn boot_file(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        name: &[u8],
+    ) -> Option<Import> {
+        let file = [name, b".boot"].concat();
+        let named = name.contains(&b'/').then(|| paths.file(b"/", &file)).flatten();
+        let places = self.roots.iter().map(|root| [root, &b"/bin"[..]].concat());
+        let mut places = places.collect::<Vec<_>>().into_iter();
+        named.or_else(|| places.find_map(|place| paths.file(&place, &file))).map(Import::Module)
+    }
+
+    /// A compiled module in one of the directories with modules, or in a library.
+    pub(super) fn erlang_module(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        name: &[u8],
+    ) -> Option<Import> {
+        let file = [name, b".beam"].concat();
+        self.roots.iter().find_map(|root| paths.known(root, &file)).map(Import::Module)
+    }
+
+    /// The modules that a module calls.
+    pub(super) fn follow_beam(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        bytes: &[u8],
+    ) -> Vec<Import> {
+        let names = called(bytes);
+        names.iter().skip(1).filter_map(|name| self.erlang_module(paths, name)).collect()
+    }
+
     pub(super) fn follow_boot(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
         bytes: &[u8],
     ) -> Vec<Import> {
         let boot = boot(bytes);
-        let root = self.roots.first().map(Vec::as_slice).unwrap_or_default();
-        let places: Vec<_> = boot
-            .directories
-            .iter()
-            .map(|path| match path.strip_prefix(b"$ROOT") {
-                Some(rest) => [root, rest].concat(),
-                None => path.clone(),
-            })
-            .collect();
+        let mut places = Vec::new();
+        for path in &boot.directories {
+            let Some(rest) = path.strip_prefix(b"$ROOT") else {
+                places.push(path.clone());
+                continue;
+            };
+            let of_root = |root: &Vec<u8>| paths.directory(b"/", &[root, rest].concat());
+            places.extend(self.roots.iter().find_map(of_root));
+        }
         let of_name = |name: &Vec<u8>| {
             let file = [name, &b".beam"[..]].concat();
             places.iter().find_map(|place| paths.known(place, &file))
         };
-        boot.modules.iter().filter_map(of_name).map(Import::Data).collect()
+        boot.modules.iter().filter_map(of_name).map(Import::Module).collect()
     }
 }
 
@@ -123,6 +201,23 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_module_names_those_that_it_calls() {
+        let part = |name: &[u8], content: &[u8]| {
+            let padding = vec![0; content.len().next_multiple_of(4) - content.len()];
+            [name, &(content.len() as u32).to_be_bytes(), content, &padding].concat()
+        };
+        let atoms = [&[0, 0, 0, 3][..], b"\x03own\x05lists\x03map"].concat();
+        let imports = [[1, 3, 2], [2, 3, 2], [2, 3, 1]].as_flattened().iter();
+        let imports: Vec<u8> = imports.flat_map(|number: &u32| number.to_be_bytes()).collect();
+        let imports = [&[0, 0, 0, 3][..], &imports].concat();
+        let parts =
+            [part(b"AtU8", &atoms), part(b"Code", b"abcde"), part(b"ImpT", &imports)].concat();
+        let file = [&b"FOR1\0\0\0\0BEAM"[..], &parts].concat();
+        assert_eq!(called(&file), [&b"own"[..], b"lists"]);
+        (0..file.len()).for_each(|len| drop(called(&file[..len])));
+    }
 
     #[test]
     fn a_boot_file_names_modules_and_directories() {

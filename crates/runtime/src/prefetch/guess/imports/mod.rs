@@ -109,7 +109,7 @@ const INTERPRETERS: [(&str, Language, &[&str]); 9] = [
             "/usr/local/lib/R/site-library",
         ],
     ),
-    ("erlexec", Language::Erlang, &["$DIR/../.."]),
+    ("erlexec", Language::Erlang, &["$DIR/../..", "$DIR/../../lib/*/ebin"]),
     ("java", Language::Java, &[]),
 ];
 
@@ -134,7 +134,7 @@ pub(super) enum Import {
 
 impl Imports {
     /// The imports of `interpreter`, whose script is in one of the directories `applications`;
-    /// `more` are directories from its environment.
+    /// `more` are directories from its environment and arguments.
     pub(super) fn of(
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
         interpreter: &Found,
@@ -149,7 +149,7 @@ impl Imports {
             roots.extend(applications.iter().map(|path| [path, &b"/lib"[..]].concat()));
         }
         let named = more.split(|byte| *byte == b':').filter(|path| path.starts_with(b"/"));
-        roots.extend(named.map(<[u8]>::to_vec));
+        roots.extend(named.flat_map(|path| paths.directories(path)));
         for pattern in *patterns {
             let fill = |part: &str| match part {
                 "$DIR" => interpreter.directory().to_vec(),
@@ -187,6 +187,7 @@ impl Imports {
                 text::r_needs(bytes).iter().flat_map(|name| self.r_package(paths, name)).collect()
             }
             Language::R => self.follow_r(paths, bytes),
+            Language::Erlang if file.name().ends_with(b".beam") => self.follow_beam(paths, bytes),
             Language::Erlang => self.follow_boot(paths, bytes),
             Language::Java => java::follow_archive(paths, file, bytes),
         }
@@ -209,9 +210,9 @@ impl Imports {
                 }
                 (Language::Python, b"-m") => self.python_program(paths, word),
                 (Language::Ruby, b"-r") => self.ruby_feature(paths, None, word),
-                (Language::Erlang, b"-boot") => {
-                    let boot = paths.file(b"/", &[&word[..], b".boot"].concat());
-                    boot.into_iter().map(Import::Module).collect()
+                (Language::Erlang, b"-boot") => self.boot_file(paths, word).into_iter().collect(),
+                (Language::Erlang, b"-s" | b"-run" | b"-user") => {
+                    self.erlang_module(paths, word).into_iter().collect()
                 }
                 (Language::Java, b"-cp" | b"-classpath" | b"--class-path") => {
                     java::class_path(paths, word)
@@ -220,6 +221,9 @@ impl Imports {
                 _ => Vec::new(),
             });
             before = word;
+        }
+        if self.language == Language::Erlang && !words.iter().any(|word| word == b"-boot") {
+            found.extend(self.boot_file(paths, b"start"));
         }
         if self.language == Language::R {
             found.extend(r::BASE.iter().flat_map(|name| self.r_package(paths, name)));
@@ -267,6 +271,7 @@ pub(crate) mod fuzz {
         text::r(bytes);
         text::r_needs(bytes);
         erlang::boot(bytes);
+        erlang::called(bytes);
         java::needed(bytes);
         let sources = [(b"/source".to_vec(), bytes.to_vec())].into();
         let started =

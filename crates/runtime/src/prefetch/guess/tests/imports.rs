@@ -243,3 +243,37 @@ fn modules_that_import_each_other_end() {
     let found = guessed(&image, &["python3", "m0.py"], "/usr/bin/python3");
     assert_eq!(found.len(), 50);
 }
+
+#[test]
+fn erlang_brings_what_it_boots_and_the_modules_that_its_command_names() {
+    let root = "/usr/lib/erlang";
+    let atom = |name: &str| [&[b'd', 0, name.len() as u8], name.as_bytes()].concat();
+    let path = b"$ROOT/lib/kernel-8.5/ebin";
+    let boot = [
+        &[131, b'l', 0, 0, 0, 3][..],
+        &atom("application"),
+        &[b'k', 0, path.len() as u8],
+        path,
+        &atom("kernel_load_completed"),
+    ];
+    let calls_lists = [
+        &b"FOR1\0\0\0\0BEAMAtU8\0\0\0\x0f\0\0\0\x02\x04main\x05lists\0"[..],
+        b"ImpT\0\0\0\x10\0\0\0\x01\0\0\0\x02\0\0\0\x01\0\0\0\x01",
+    ];
+    let image = usual()
+        .program("/usr/bin/erl", b"#!/bin/sh\nexec /usr/lib/erlang/erts-13/bin/erlexec \"$@\"\n")
+        .program(&format!("{root}/erts-13/bin/erlexec"), b"")
+        .file(&format!("{root}/bin/start.boot"), &boot.concat())
+        .file(&format!("{root}/lib/kernel-8.5/ebin/application.beam"), b"FOR1")
+        .file(&format!("{root}/lib/kernel-8.5/ebin/unused.beam"), b"FOR1")
+        .file(&format!("{root}/lib/stdlib-4.2/ebin/lists.beam"), b"FOR1")
+        .file("/opt/app/ebin/main.beam", &calls_lists.concat());
+    let command = ["erl", "-pa", "/opt/app/ebin", "-s", "main", "start"];
+    let expected = [
+        "/opt/app/ebin/main.beam".to_owned(),
+        format!("{root}/bin/start.boot"),
+        format!("{root}/lib/kernel-8.5/ebin/application.beam"),
+        format!("{root}/lib/stdlib-4.2/ebin/lists.beam"),
+    ];
+    assert_eq!(guessed(&image, &command, "/usr/bin/erl"), expected);
+}

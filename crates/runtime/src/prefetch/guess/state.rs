@@ -1,7 +1,7 @@
 //! The state of a guess: known files, and those that follow from them.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     mem::{self, Discriminant},
     slice,
     sync::Arc,
@@ -29,6 +29,9 @@ const BYTES: u64 = 256 << 20;
 
 /// Programs that only run another one, of one command: `env nice tini …`.
 const WRAPPERS: usize = 16;
+
+/// How often scripts are followed once more, with other words. A script may run itself.
+const AGAIN: usize = 64;
 
 /// Maximum size of a file that is read whole: the kernel reads 1 MiB around each page that is
 /// touched, and every library below 10 MiB that was observed was read whole.
@@ -107,6 +110,11 @@ pub(super) struct Guess<'a, B> {
     /// Files that were looked into, each once for a role: a script is a program of the kernel's, and
     /// then a module of its interpreter's.
     followed: HashSet<(Nid, Discriminant<Role>)>,
+    /// Programs that are scripts, with their text, and words of programs that may turn out to be.
+    scripts: HashMap<Nid, Vec<u8>>,
+    waiting: HashMap<Nid, Vec<Vec<Vec<u8>>>>,
+    /// How often a program may yet be followed once more.
+    again: usize,
     /// The remainder of [`BYTES`].
     budget: u64,
     /// Pieces that are certainly needed and were not taken yet.
@@ -132,6 +140,9 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             incomplete: Vec::new(),
             known: HashSet::new(),
             followed: HashSet::new(),
+            scripts: HashMap::new(),
+            waiting: HashMap::new(),
+            again: AGAIN,
             budget: BYTES,
             wanted: Vec::new(),
             doubtful: Vec::new(),
@@ -185,15 +196,10 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 self.follow_elf(&visit.file, elf, asker);
             }
             (Seen::Text(text), Role::Program(words)) => {
-                let Some(interpreter) = command::shebang(&text) else { return };
-                let is_shell = interpreter.iter().any(|word| command::is_shell(word));
-                let rest = words.get(1..).unwrap_or_default();
-                if is_shell {
-                    self.run(&interpreter);
-                    self.follow_script(&visit.file.path, &text, rest);
-                } else {
-                    let script = slice::from_ref(&visit.file.path);
-                    self.run(&[&interpreter, script, rest].concat());
+                self.scripts.insert(visit.file.nid, text);
+                self.follow_program(&visit.file, words);
+                for words in self.waiting.remove(&visit.file.nid).unwrap_or_default() {
+                    self.run_again(&visit.file, &words);
                 }
             }
             (Seen::Text(text), Role::Script(words)) => {
@@ -215,6 +221,36 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 self.follow_directories(&text);
             }
             (Seen::Text(_), Role::Library(_)) | (Seen::Nothing, _) => {}
+        }
+    }
+
+    /// Adds what a script that the kernel runs brings.
+    fn follow_program(&mut self, file: &Found, words: &[Vec<u8>]) {
+        let Some(text) = self.scripts.get(&file.nid) else { return };
+        let Some(interpreter) = command::shebang(text) else { return };
+        let is_shell = interpreter.iter().any(|word| command::is_shell(word));
+        let rest = words.get(1..).unwrap_or_default();
+        if is_shell {
+            let text = text.clone();
+            self.run(&interpreter);
+            self.follow_script(&file.path, &text, rest);
+        } else {
+            let script = slice::from_ref(&file.path);
+            self.run(&[&interpreter, script, rest].concat());
+        }
+    }
+
+    /// A program is run once more, with other words: scripts go by these.
+    fn run_again(&mut self, file: &Found, words: &[Vec<u8>]) {
+        let Some(again) = self.again.checked_sub(1) else { return };
+        if self.scripts.contains_key(&file.nid) {
+            self.again = again;
+            self.follow_program(file, words);
+        } else {
+            let waiting = self.waiting.entry(file.nid).or_default();
+            if waiting.len() < WRAPPERS {
+                waiting.push(words.to_vec());
+            }
         }
     }
 
@@ -349,6 +385,9 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             if !is_wanted
                 || !is_sourced && !self.followed.insert((file.nid, mem::discriminant(&role)))
             {
+                if let Role::Program(words) = &role {
+                    self.run_again(&file, words);
+                }
                 continue;
             }
             if matches!(role, Role::Program(_)) {

@@ -169,7 +169,19 @@ impl Shell<'_> {
                 b'\\' => word.get_or_insert_default().extend(bytes.next()),
                 b'$' | b'`' => {
                     let value = self.value(byte, &mut bytes, depth);
-                    push(word.get_or_insert_default(), &value);
+                    let is_assigned =
+                        word.as_deref().is_some_and(|word| assignment(word).is_some());
+                    if is_assigned || value == ALL {
+                        push(word.get_or_insert_default(), &value);
+                        continue;
+                    }
+                    // Without quotes, a value may be several words.
+                    for (at, part) in value.split(u8::is_ascii_whitespace).enumerate() {
+                        if at > 0 {
+                            self.finish(&mut commands, &mut word);
+                        }
+                        push(word.get_or_insert_default(), part);
+                    }
                 }
                 b';' | b'&' | b'|' | b'(' | b')' => {
                     self.finish(&mut commands, &mut word);
@@ -466,6 +478,7 @@ mod tests {
             ("A=/x; exec \"$A/b\" 'c d'", "/x/b c d"),
             ("exec ${ERL_DIR}erl -boot x", "erl -boot x"),
             ("exec $JAVA run", "run"),
+            ("A='-a b'; B=$A; run $B \"$B\"c", "run -a b -a bc"),
             ("export A=b\nif $A; then :; fi", "b"),
             (
                 "HOME_=\"$(cd \"$(dirname \"$0\")/..\" && pwd)\"\nexec \"$HOME_/lib/run\"",

@@ -153,13 +153,22 @@ fn shells_and_wrappers_bring_what_they_run() {
         .program("/usr/bin/a", b"a")
         .program("/usr/bin/b", b"b")
         .file("/run.sh", b"a; FOO=1 b")
+        .program("/usr/bin/as", b"#!/usr/bin/sh\nexec \"$2\"\n")
+        .program("/usr/bin/self", b"#!/usr/bin/self\n")
+        .program("/usr/bin/more", b"#!/usr/bin/sh\nmore x \"$@\"\n")
         .file("/data", b"data");
     for (command, expected) in [
         (json!(["sh", "-c", "cd / && a | b"]), &["/usr/bin/sh", "/usr/bin/a", "/usr/bin/b"][..]),
         (json!(["sh", "-exc", "b"]), &["/usr/bin/sh", "/usr/bin/b"]),
         (json!(["tini", "-g", "--", "a", "/data"]), &["/usr/bin/tini", "/usr/bin/a", "/data"]),
         (json!(["/bin/sh", "/run.sh"]), &["/usr/bin/sh", "/run.sh", "/usr/bin/a", "/usr/bin/b"]),
+        (
+            json!(["sh", "-c", "as x a; as x b"]),
+            &["/usr/bin/sh", "/usr/bin/as", "/usr/bin/a", "/usr/bin/b"],
+        ),
         (json!(["a", "b", "data"]), &["/usr/bin/a", "/data"]),
+        (json!(["self"]), &["/usr/bin/self"]),
+        (json!(["more"]), &["/usr/bin/more", "/usr/bin/sh"]),
         (json!(["missing"]), &[]),
         (json!(["/usr"]), &[]),
         (json!(["/data"]), &[]),

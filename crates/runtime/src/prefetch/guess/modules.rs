@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
     sync::Arc,
 };
 
@@ -20,9 +21,9 @@ const ASKED: u64 = 64 << 10;
 /// names.
 const INDEX: &[u8] = b"index.php";
 
-/// Shells that are followed for one image, and scripts that one of them sources.
+/// Shells that are followed for one image, and scripts that all of them source.
 const SHELLS: usize = 64;
-const SOURCES: usize = 16;
+const SOURCES: usize = 64;
 
 /// A shell that runs a script.
 #[derive(Debug)]
@@ -32,8 +33,12 @@ pub(super) struct Shell {
     words: Vec<Vec<u8>>,
     /// Texts of scripts that it sources, by the path that it gives; empty until they are read.
     sources: HashMap<Vec<u8>, Vec<u8>>,
-    /// Its commands that were followed.
-    followed: HashSet<Vec<Vec<u8>>>,
+    /// Its commands that were followed, by their hash.
+    followed: HashSet<u64>,
+}
+
+fn hash(words: &[Vec<u8>]) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(words)
 }
 
 impl<B: AsRef<[u8]>> Guess<'_, B> {
@@ -69,14 +74,15 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             self.follow_library_path(path);
         }
         for command in script.commands {
-            if self.shells[at].followed.insert(command.clone()) {
+            if self.shells[at].followed.insert(hash(&command)) {
                 self.run(&command);
             }
         }
         let directory = self.process.directory.clone();
         for name in script.sourced {
-            let is_new = self.shells[at].sources.len() < SOURCES;
-            if let Some(file) = self.paths.file(&directory, &name).filter(|_| is_new) {
+            let sources: usize = self.shells.iter().map(|shell| shell.sources.len()).sum();
+            let has_room = sources < SOURCES;
+            if let Some(file) = self.paths.file(&directory, &name).filter(|_| has_room) {
                 self.shells[at].sources.insert(name.clone(), Vec::new());
                 self.visit(file, Role::Sourced(at, name));
             }
@@ -92,7 +98,9 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             }
         }
         // Many scripts end by running their arguments.
-        self.run(&words);
+        if self.shells[at].followed.insert(hash(&words)) {
+            self.run(&words);
+        }
     }
 
     /// Adds the files that an interpreter reads for its arguments, if `program` is one. `scripts`

@@ -110,10 +110,11 @@ pub(super) struct Guess<'a, B> {
     /// Files that were looked into, each once for a role: a script is a program of the kernel's, and
     /// then a module of its interpreter's.
     followed: HashSet<(Nid, Discriminant<Role>)>,
-    /// Programs that are scripts, with their text, and words of programs that may turn out to be.
-    scripts: HashMap<Nid, Vec<u8>>,
+    /// Programs that were read: the texts of those that are scripts.
+    programs_read: HashMap<Nid, Option<Vec<u8>>>,
+    /// Words of further commands that run a program which was not read yet.
     waiting: HashMap<Nid, Vec<Vec<Vec<u8>>>>,
-    /// How often a program may yet be followed once more.
+    /// How often a script may yet be followed once more.
     again: usize,
     /// The remainder of [`BYTES`].
     budget: u64,
@@ -140,7 +141,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             incomplete: Vec::new(),
             known: HashSet::new(),
             followed: HashSet::new(),
-            scripts: HashMap::new(),
+            programs_read: HashMap::new(),
             waiting: HashMap::new(),
             again: AGAIN,
             budget: BYTES,
@@ -190,16 +191,20 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
 
     /// Adds the files that follow from a file's content.
     pub(super) fn follow(&mut self, visit: &Visit, seen: Seen) {
+        if !matches!(seen, Seen::Text(_)) && matches!(visit.role, Role::Program(_)) {
+            self.programs_read.insert(visit.file.nid, None);
+            self.again += self.waiting.remove(&visit.file.nid).map_or(0, |words| words.len());
+        }
         match (seen, &visit.role) {
             (Seen::Elf(elf), role) => {
                 let asker = if let Role::Library(asker) = role { asker } else { &Asker::default() };
                 self.follow_elf(&visit.file, elf, asker);
             }
             (Seen::Text(text), Role::Program(words)) => {
-                self.scripts.insert(visit.file.nid, text);
+                self.programs_read.insert(visit.file.nid, Some(text));
                 self.follow_program(&visit.file, words);
                 for words in self.waiting.remove(&visit.file.nid).unwrap_or_default() {
-                    self.run_again(&visit.file, &words);
+                    self.follow_program(&visit.file, &words);
                 }
             }
             (Seen::Text(text), Role::Script(words)) => {
@@ -226,7 +231,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
 
     /// Adds what a script that the kernel runs brings.
     fn follow_program(&mut self, file: &Found, words: &[Vec<u8>]) {
-        let Some(text) = self.scripts.get(&file.nid) else { return };
+        let Some(Some(text)) = self.programs_read.get(&file.nid) else { return };
         let Some(interpreter) = command::shebang(text) else { return };
         let is_shell = interpreter.iter().any(|word| command::is_shell(word));
         let rest = words.get(1..).unwrap_or_default();
@@ -243,13 +248,15 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
     /// A program is run once more, with other words: scripts go by these.
     fn run_again(&mut self, file: &Found, words: &[Vec<u8>]) {
         let Some(again) = self.again.checked_sub(1) else { return };
-        if self.scripts.contains_key(&file.nid) {
-            self.again = again;
-            self.follow_program(file, words);
-        } else {
-            let waiting = self.waiting.entry(file.nid).or_default();
-            if waiting.len() < WRAPPERS {
-                waiting.push(words.to_vec());
+        match self.programs_read.get(&file.nid) {
+            Some(None) => {}
+            Some(Some(_)) => {
+                self.again = again;
+                self.follow_program(file, words);
+            }
+            None => {
+                self.again = again;
+                self.waiting.entry(file.nid).or_default().push(words.to_vec());
             }
         }
     }

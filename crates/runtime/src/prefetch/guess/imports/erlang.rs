@@ -4,6 +4,8 @@
 //! `{path, [Directory…]}`, up to `{kernel_load_completed}`, after which modules are loaded when
 //! they are called. Modules are IFF files with a table of what they call in others.
 
+use std::collections::HashSet;
+
 use super::{super::paths::Paths, Import, Imports};
 
 /// Terms of one boot file, and bytes of one name.
@@ -66,6 +68,7 @@ fn read_module(file: &[u8]) -> Option<Vec<Vec<u8>>> {
             }
             b"ImpT" => {
                 let count = part.number(4)?;
+                let mut known: HashSet<_> = atoms.first().into_iter().collect();
                 for _ in 0..count.min(TERMS) {
                     // Module, function and arity; atoms count from 1.
                     let Some(module) = part.number(4) else { break };
@@ -73,7 +76,7 @@ fn read_module(file: &[u8]) -> Option<Vec<Vec<u8>>> {
                     let Some(atom) = module.checked_sub(1).and_then(|at| atoms.get(at)) else {
                         continue;
                     };
-                    if !called.iter().any(|known| known == atom) {
+                    if known.insert(atom) {
                         called.push(atom.to_vec());
                     }
                 }

@@ -119,6 +119,8 @@ pub(super) struct Imports {
     language: Language,
     /// Directories that are searched for modules, in order.
     roots: Vec<Vec<u8>>,
+    /// Those of the application among them.
+    own: Vec<Vec<u8>>,
 }
 
 /// The target of an import.
@@ -159,12 +161,12 @@ impl Imports {
             let pattern = pattern.split('/').map(fill).collect::<Vec<_>>().join(&b'/');
             roots.extend(paths.directories(&pattern));
         }
-        Some(Imports { language: *language, roots })
+        Some(Imports { language: *language, roots, own: applications.to_vec() })
     }
 
     /// The imports of `language` within one directory: a server's application.
     pub(super) fn within(language: Language, directory: &[u8]) -> Self {
-        Imports { language, roots: vec![directory.to_vec()] }
+        Imports { language, roots: vec![directory.to_vec()], own: Vec::new() }
     }
 
     /// The imports of the module `file`, whose first bytes are `bytes`.

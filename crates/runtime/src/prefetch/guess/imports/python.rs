@@ -30,8 +30,9 @@ impl Imports {
             return found;
         }
         let mut found = self.modules(paths, &package, &text::python(bytes), LEVELS);
-        // Packages that come with an image are compiled; settings are the application's own.
-        for name in text::quoted(bytes, |_, text| is_name(text)) {
+        // Settings of the application name packages: `"rest_framework"`.
+        let is_own = self.own.iter().any(|own| file.path.starts_with(own));
+        for name in text::quoted(bytes, |_, text| is_dotted(text) || is_own && is_name(text)) {
             found.extend(self.absolute(paths, &name));
         }
         found

@@ -12,10 +12,13 @@ use std::{collections::HashMap, iter::Peekable, slice};
 const COMMANDS: usize = 256;
 const WORDS: usize = 256;
 
+/// Bytes of all commands of one script, which ends with the command that goes beyond.
+const BYTES: usize = 1 << 20;
+
 /// Maximum length of a word; longer ones are cut.
 const LONGEST: usize = 4096;
 
-/// Substitutions within each other, and scripts that source each other.
+/// Substitutions within each other.
 const DEPTH: usize = 8;
 
 /// Words after which a shell expects a command.
@@ -74,6 +77,8 @@ pub(in super::super) struct Script {
     pub(in super::super) files: Vec<Word>,
     /// Variables that the text sets.
     pub(in super::super) variables: HashMap<Word, Word>,
+    /// Bytes of its commands.
+    bytes: usize,
 }
 
 /// A script and how it is started.
@@ -94,7 +99,7 @@ pub(in super::super) fn run(
     started: Started<'_>,
     exists: &mut dyn FnMut(&[u8]) -> bool,
 ) -> Script {
-    let mut shell = Shell { started, exists, sourcing: 0, script: Script::default() };
+    let mut shell = Shell { started, exists, sourced: Vec::new(), script: Script::default() };
     shell.run(text);
     shell.script
 }
@@ -116,8 +121,8 @@ fn join_lines(text: &[u8]) -> Vec<u8> {
 struct Shell<'a> {
     started: Started<'a>,
     exists: &'a mut dyn FnMut(&[u8]) -> bool,
-    /// Scripts that are being sourced.
-    sourcing: usize,
+    /// Scripts that were sourced, each once: a script may source itself.
+    sourced: Vec<Word>,
     script: Script,
 }
 
@@ -133,7 +138,7 @@ impl Shell<'_> {
             for command in self.split(line, DEPTH) {
                 self.note(command);
             }
-            if self.script.commands.len() >= COMMANDS {
+            if self.script.commands.len() >= COMMANDS || self.script.bytes >= BYTES {
                 break;
             }
         }
@@ -143,10 +148,9 @@ impl Shell<'_> {
     fn source(&mut self, path: &[u8]) {
         let sources = self.started.sources;
         let Some(text) = sources.get(path) else { return add(&mut self.script.sourced, path) };
-        if self.sourcing < DEPTH {
-            self.sourcing += 1;
+        if !self.sourced.iter().any(|known| known == path) {
+            self.sourced.push(path.to_vec());
             self.run(text);
-            self.sourcing -= 1;
         }
     }
 
@@ -396,7 +400,10 @@ impl Shell<'_> {
                 files.for_each(|word| add(&mut self.script.files, word));
             }
             name if DECLARING.contains(&name) || BUILTINS.contains(&name) => {}
-            _ if self.script.commands.len() < COMMANDS => self.script.commands.push(command),
+            _ if self.script.commands.len() < COMMANDS => {
+                self.script.bytes += command.iter().map(Vec::len).sum::<usize>();
+                self.script.commands.push(command);
+            }
             _ => {}
         }
     }
@@ -459,8 +466,10 @@ mod tests {
             environment.iter().map(|(name, value)| (word(name), word(value))).collect();
         let arguments = ["one", "two"].map(word);
         let path = b"/opt/app/bin/start";
-        let sources =
-            [("/etc/app", "HOME_=/etc\n. /etc/app"), ("/etc/paths", ": ${LIBRARIES=$HOME_/lib}")];
+        let sources = [
+            ("/etc/app", "HOME_=/etc\n. /etc/app\n. /etc/app"),
+            ("/etc/paths", ": ${LIBRARIES=$HOME_/lib}"),
+        ];
         let sources = sources.map(|(path, text)| (word(path), word(text))).into();
         let started =
             Started { path, arguments: &arguments, environment: &environment, sources: &sources };
@@ -553,6 +562,7 @@ mod tests {
         script(&nested, &[]);
         script(&"${".repeat(5000), &[]);
         script("\"`$(${'", &[]);
+        script(&". /etc/app\n".repeat(10_000), &[]);
         let many = script(&"run\n".repeat(10_000), &[]);
         assert_eq!(many.commands.len(), COMMANDS);
     }

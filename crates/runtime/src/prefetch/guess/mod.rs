@@ -25,6 +25,7 @@ mod imports;
 mod linker;
 mod modules;
 mod paths;
+mod shells;
 mod state;
 #[cfg(test)]
 mod tests;

@@ -1,16 +1,13 @@
 //! Follows scripts and modules to the programs that they run and the modules that they load.
 
-use std::{
-    collections::{HashMap, HashSet},
-    hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use super::{
     command::MODULE_PATHS,
     imports::{self, Import, Imports, Language, Started},
     linker::{Asker, LIBRARY_PATH},
     paths::Found,
+    shells::Shell,
     state::{ARCHIVE, Guess, Role},
 };
 
@@ -25,29 +22,11 @@ const INDEX: &[u8] = b"index.php";
 const SHELLS: usize = 64;
 const SOURCES: usize = 64;
 
-/// A shell that runs a script.
-#[derive(Debug)]
-pub(super) struct Shell {
-    path: Vec<u8>,
-    text: Vec<u8>,
-    words: Vec<Vec<u8>>,
-    /// Texts of scripts that it sources, by the path that it gives; empty until they are read.
-    sources: HashMap<Vec<u8>, Vec<u8>>,
-    /// Its commands that were followed, by their hash.
-    followed: HashSet<u64>,
-}
-
-fn hash(words: &[Vec<u8>]) -> u64 {
-    BuildHasherDefault::<DefaultHasher>::default().hash_one(words)
-}
-
 impl<B: AsRef<[u8]>> Guess<'_, B> {
     /// Adds the effects of a shell script at `path` with the arguments `words`.
     pub(super) fn follow_script(&mut self, path: &[u8], text: &[u8], words: &[Vec<u8>]) {
         if self.shells.len() < SHELLS {
-            let (path, text, words) = (path.to_vec(), text.to_vec(), words.to_vec());
-            let (sources, followed) = Default::default();
-            self.shells.push(Shell { path, text, words, sources, followed });
+            self.shells.push(Shell::new(path, text, words));
             self.follow_shell(self.shells.len() - 1);
         }
     }
@@ -74,7 +53,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             self.follow_library_path(path);
         }
         for command in script.commands {
-            if self.shells[at].followed.insert(hash(&command)) {
+            if self.shells[at].is_new(&command) {
                 self.run(&command);
             }
         }
@@ -98,7 +77,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             }
         }
         // Many scripts end by running their arguments.
-        if self.shells[at].followed.insert(hash(&words)) {
+        if self.shells[at].is_new(&words) {
             self.run(&words);
         }
     }

@@ -17,8 +17,8 @@ use super::{
     habits::{self, habits, with_script},
     imports::Imports,
     linker::{Asker, CONFIGURATION, LIBRARY_PATH, Linker},
-    modules::Shell,
     paths::{Found, Paths},
+    shells::Shell,
 };
 
 /// Files that are guessed for one image.
@@ -107,8 +107,8 @@ pub(super) struct Guess<'a, B> {
     /// Programs and libraries that need libraries which were not found.
     incomplete: Vec<(Found, Elf, Asker)>,
     known: HashSet<Nid>,
-    /// Files that were looked into, each once for a role: a script is a program of the kernel's, and
-    /// then a module of its interpreter's.
+    /// Files that were looked into, each once for a role: a script is a program of the kernel's,
+    /// and then a module of its interpreter's.
     followed: HashSet<(Nid, Discriminant<Role>)>,
     /// Programs that were read: the texts of those that are scripts.
     programs_read: HashMap<Nid, Option<Vec<u8>>>,

@@ -7,6 +7,7 @@ use lazuli_image::{Metadata, tree::Device};
 use crate::{
     entry::{Entry, EntryKind, EntryPath, InvalidPath},
     error::SourceError,
+    source::SPACES,
 };
 
 /// Prefix of a marker's name; the hidden name follows.
@@ -50,8 +51,6 @@ pub(crate) fn to_marker(entry: &mut Entry) -> Result<(), InvalidPath> {
     Ok(())
 }
 
-/// Names of attributes that mean something to overlayfs.
-const OVERLAYFS: &[u8] = b"trusted.overlay.";
 /// The attribute of an opaque directory; its value is `y`.
 const OPAQUE_ATTRIBUTE: &[u8] = b"trusted.overlay.opaque";
 
@@ -99,7 +98,10 @@ pub(crate) fn to_overlayfs(entries: &mut Vec<Entry>) -> Result<(), SourceError> 
                 entry.kind = EntryKind::CharDevice(Device { major: 0, minor: 0 });
                 entry.metadata = Metadata::default();
             }
-            _ => entry.metadata.xattrs.retain(|name, _| !name.starts_with(OVERLAYFS)),
+            _ => {
+                let is_mark = |name: &[u8]| SPACES.into_iter().any(|it| name.starts_with(it));
+                entry.metadata.xattrs.retain(|name, _| !is_mark(name));
+            }
         }
         if matches!(entry.kind, EntryKind::Directory) && opaque.contains(&entry.path) {
             entry.metadata.xattrs.insert(OPAQUE_ATTRIBUTE.into(), (*b"y").into());
@@ -137,7 +139,9 @@ mod tests {
     fn whiteouts_become_those_of_overlayfs() {
         use EntryKind::{Directory, Opaque, Whiteout};
         let mut own = entry("a/f", file());
-        own.metadata.xattrs.insert((*b"trusted.overlay.redirect").into(), (*b"/x").into());
+        for name in ["trusted.overlay.redirect", "user.overlay.redirect"] {
+            own.metadata.xattrs.insert(name.as_bytes().into(), (*b"/x").into());
+        }
         let layer = vec![
             entry("a", Directory),
             own,

@@ -87,8 +87,10 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     let level = arguments.log.as_deref().or(config.log.as_deref());
     start_logging(level.unwrap_or(arguments.verb.default_log_level()))?;
     let root = arguments.root.or_else(|| config.root.clone()).map_or_else(default_root, Ok)?;
+    let root = real_path(&root)?;
+    config.check_root(&root)?;
     let session = Session {
-        root: real_path(&root)?,
+        root,
         config,
         config_path: arguments.config.map(std::path::absolute).transpose()?,
         log: arguments.log,

@@ -8,7 +8,8 @@
 
 use std::collections::BTreeMap;
 
-const SPACES: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
+/// Prefixes of the names of attributes that mean something to overlayfs.
+pub(crate) const SPACES: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
 
 /// The marks of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

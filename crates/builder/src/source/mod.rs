@@ -8,6 +8,8 @@ pub mod tar;
 
 use std::{fmt, io::Read, path::PathBuf};
 
+pub(crate) use marks::SPACES;
+
 use crate::{
     LayerContents,
     chunk::{CutError, Cutter},

@@ -16,7 +16,7 @@ use lazuli_runtime::{
     kernel::loop_devices,
 };
 
-use crate::{Session, config::Layers, containerd, daemon as processes, exit, metrics, mirror};
+use crate::{Session, containerd, daemon as processes, exit, metrics, mirror};
 
 /// Run the node's daemon in the foreground
 ///
@@ -150,6 +150,8 @@ fn work(session: &Session) -> Result<ExitCode> {
     let (link, given) = Worker::enter().context("only a keeper can start a worker")?;
     link.attend(programs(session, Readers::Keep)).context("cannot listen to the keeper")?;
     let snapshotter = session.config.snapshotter.as_ref();
+    let layers = session.config.layers.as_ref();
+    let layers = layers.map(|layers| layers.settings(&session.root)).transpose()?;
     let settings = Settings {
         amplify: session.config.fetch.amplify_bytes,
         deadline: session.config.fetch.deadline(),
@@ -162,7 +164,7 @@ fn work(session: &Session) -> Result<ExitCode> {
         registry: session.config.node_registries()?,
         snapshots: snapshotter.map(|table| table.address.clone()),
         mirror: session.config.mirror.as_ref().map(|table| table.listen),
-        layers: session.config.layers.as_ref().map(Layers::settings),
+        layers,
         policy: session.config.policy.clone(),
     };
     let driver = snapshotter.map(|table| table.driver).unwrap_or_default();

@@ -56,7 +56,7 @@ pub(crate) struct Config {
     pub(crate) policy: Option<PathBuf>,
     /// The snapshotter for containerd, if enabled.
     pub(crate) snapshotter: Option<Snapshotter>,
-    /// The layer store for podman and CRI-O, if enabled.
+    /// The layer store for podman, if enabled.
     pub(crate) layers: Option<Layers>,
     /// The mirror for pulls, if enabled.
     pub(crate) mirror: Option<Mirror>,
@@ -85,6 +85,11 @@ impl Config {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks what depends on the state directory.
+    pub(crate) fn check_root(&self, root: &Path) -> Result<()> {
+        self.layers.as_ref().map_or(Ok(()), |layers| layers.settings(root).map(drop))
     }
 
     /// Reads `path`, or the default path if there is a file.

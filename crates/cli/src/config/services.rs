@@ -2,7 +2,7 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    path::PathBuf,
+    path::{Component, Path, PathBuf},
     time::Duration,
 };
 
@@ -91,8 +91,8 @@ impl Snapshotter {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Layers {
-    /// Where podman and CRI-O look for layers, `additionallayerstores` in `storage.conf`. The
-    /// default outlives a reboot: podman refuses to start if the directory is missing.
+    /// Where podman looks for layers, `additionallayerstores` in `storage.conf`. The default
+    /// outlives a reboot: podman refuses to start if the directory is missing.
     directory: PathBuf,
     /// The driver for layers.
     driver: DriverChoice,
@@ -110,21 +110,42 @@ impl Layers {
             let path = self.directory.display();
             bail!("layers.directory is {path}, expected an absolute path");
         }
+        if self.directory.components().any(|part| part == Component::ParentDir) {
+            let path = self.directory.display();
+            bail!("layers.directory is {path}, expected a path without ..");
+        }
         if self.driver == DriverChoice::Disks {
             bail!("layers.driver is disks, which shows no files: leave it out");
         }
         Ok(())
     }
 
-    pub(crate) fn settings(&self) -> LayerStoreSettings {
-        LayerStoreSettings { directory: self.directory.clone(), driver: self.driver }
+    /// The settings of a daemon with the state directory `root`.
+    ///
+    /// # Errors
+    /// The directory hides state: a daemon that starts would wait for answers that only itself can
+    /// give.
+    pub(crate) fn settings(&self, root: &Path) -> Result<LayerStoreSettings> {
+        let (parent, name) = (self.directory.parent(), self.directory.file_name());
+        let directory = match (parent, name) {
+            (Some(parent), Some(name)) => crate::real_path(parent)?.join(name),
+            _ => self.directory.clone(),
+        };
+        let own = root.join("layer-store");
+        let hides = root.starts_with(&directory) || directory.starts_with(root);
+        if hides && directory != own {
+            let (path, root, own) = (self.directory.display(), root.display(), own.display());
+            bail!(
+                "layers.directory is {path}, which hides files of the state directory {root} or \
+                 is hidden among them: expected {own}, or a directory elsewhere"
+            );
+        }
+        Ok(LayerStoreSettings { directory, driver: self.driver })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::config::Config;
 
@@ -183,14 +204,49 @@ mod tests {
             let config: Config = toml::from_str(&format!("[layers]\n{text}\n")).unwrap();
             config.layers.unwrap()
         };
-        let settings = layers("").settings();
+        let root = Path::new("/var/lib/lazuli");
+        let settings = layers("").settings(root).unwrap();
         assert_eq!(settings.directory, Path::new("/var/lib/lazuli/layer-store"));
         for (text, problem) in [
             ("directory = 'layers'", "expected an absolute path"),
+            ("directory = '/var/../x'", "expected a path without .."),
             ("driver = 'disks'", "shows no files"),
         ] {
             let error = layers(text).check().unwrap_err().to_string();
             assert!(error.contains(problem), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_layer_store_hides_no_state() {
+        let temporary = tempfile::tempdir().unwrap();
+        let root = temporary.path().canonicalize().unwrap().join("state/lazuli");
+        std::fs::create_dir_all(&root).unwrap();
+        let link = temporary.path().join("link");
+        std::os::unix::fs::symlink(&root, &link).unwrap();
+        let settings = |directory: &Path| {
+            let layers = Layers { directory: directory.to_owned(), ..Layers::default() };
+            layers.check().unwrap();
+            layers.settings(&root)
+        };
+        let beside = root.with_file_name("lazuli-layers");
+        for good in [root.join("layer-store"), link.join("layer-store"), beside, "/x/y".into()] {
+            settings(&good).unwrap();
+        }
+        let above = root.parent().unwrap();
+        for bad in [
+            Path::new("/"),
+            above,
+            &root,
+            &root.join("."),
+            &root.join("layers"),
+            &root.join("cache/x"),
+            &root.join("layer-store/x"),
+            &link.join("layers"),
+        ] {
+            let error = settings(bad).unwrap_err().to_string();
+            assert!(error.contains(&format!("layers.directory is {}", bad.display())), "{error}");
+            assert!(error.contains("or a directory elsewhere"), "{error}");
         }
     }
 }

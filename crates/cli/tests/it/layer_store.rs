@@ -1,10 +1,14 @@
-//! The layer store that podman and CRI-O find layers in, by the names that they look up.
+//! The layer store that podman finds layers in, by the names that it looks up.
 
 use std::{
     fs::{self, DirBuilder, File},
     io,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    os::{
+        fd::AsRawFd as _,
+        unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    },
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -13,11 +17,11 @@ use lazuli_testkit::{
     kernel::{Feature, require},
     listing,
     oci::{Compression, Image, Layer},
-    registry::FakeRegistry,
+    registry::{FakeRegistry, Fault},
     tarball::{self, Entry},
 };
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{drivers::here, lazuli::Lazuli, mount::unpack, numbered, policy::signer::Signer};
 
@@ -89,10 +93,32 @@ impl Scene {
         self.lazuli.ok(["index", &self.name, "--sign", self.key.private().to_str().unwrap()]);
     }
 
+    /// An image in the same repository that has another DiffID for a layer in its configuration.
+    fn claiming(&self, layer: &Layer) -> String {
+        let repository = "app";
+        let mut config = Image::new([]).config;
+        let other = Algorithm::Sha256.digest(b"another tar").to_string();
+        config["rootfs"] = json!({ "type": "layers", "diff_ids": [other] });
+        let config = config.to_string();
+        let kinds = ["config.v1+json", "manifest.v1+json"];
+        let [kind, media_type] = kinds.map(|kind| format!("application/vnd.oci.image.{kind}"));
+        let size = layer.stored().unwrap().len();
+        let digest = self.registry.put_blob(repository, config.as_bytes()).to_string();
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": media_type,
+            "config": { "mediaType": kind, "digest": digest, "size": config.len() },
+            "layers": [{
+                "mediaType": layer.media_type(), "digest": digest_of(layer).to_string(), "size": size,
+            }],
+        });
+        self.registry.put_manifest(repository, "2", &media_type, manifest.to_string().as_bytes());
+        self.name.replace("app:1", "app:2")
+    }
+
     /// The directory of a layer of an image.
     fn layer(&self, image: &str, layer: &Layer) -> PathBuf {
-        let digest = Algorithm::Sha256.digest(&layer.stored().unwrap());
-        self.named(image, &digest)
+        self.named(image, &digest_of(layer))
     }
 
     fn named(&self, image: &str, layer: &Digest) -> PathBuf {
@@ -105,6 +131,11 @@ impl Scene {
         let mounts = status["mounts"].as_array().unwrap();
         mounts.iter().map(|mount| mount["mountpoint"].as_str().unwrap().into()).collect()
     }
+}
+
+/// The digest of a layer as stored.
+fn digest_of(layer: &Layer) -> Digest {
+    Algorithm::Sha256.digest(&layer.stored().unwrap())
 }
 
 /// Names a layer that is in use, as containers/storage does.
@@ -174,7 +205,7 @@ fn only_stated_layers_exist() {
     let Some(scene) = Scene::new("auto") else { return };
     let [layer, _] = layers();
     let missing = |directory: &Path| {
-        for name in ["", "diff", "info", "blob", "use"] {
+        for name in ["", "diff", "info", "blob"] {
             let error = fs::metadata(directory.join(name)).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::NotFound, "{}", directory.display());
         }
@@ -201,6 +232,7 @@ fn only_stated_layers_exist() {
     ] {
         missing(&scene.named(image, &layer));
     }
+    missing(&scene.named(&scene.claiming(&layer), &digest_of(&layer)));
     let store = scene.lazuli.path("layers");
     assert_eq!(fs::read_dir(&store).unwrap().count(), 0);
     assert_eq!(fs::metadata(&store).unwrap().mode() & 0o7777, 0o700);
@@ -271,18 +303,73 @@ fn a_changed_policy_shows_no_layer_any_more() {
     assert_eq!(scene.mounted(), Vec::<PathBuf>::new());
 }
 
+/// Layers of a registry that does not answer do not exist, soon enough for a pull by podman.
+fn is_given_up(scene: &Scene) {
+    let [lower, upper] = layers().map(|layer| scene.layer(&scene.name, &layer));
+    let began = Instant::now();
+    assert!(fs::metadata(lower.join("diff")).is_err());
+    assert!(began.elapsed() < Duration::from_secs(25));
+    // It is not asked again for the next layer.
+    let began = Instant::now();
+    assert!(fs::metadata(upper.join("diff")).is_err());
+    assert!(began.elapsed() < Duration::from_secs(1));
+}
+
+#[test]
+fn a_registry_that_is_away_is_given_up() {
+    let Some(scene) = Scene::new("auto") else { return };
+    scene.index();
+    scene.registry.go_away();
+    is_given_up(&scene);
+    scene.registry.come_back();
+}
+
 #[test]
 fn a_registry_that_hangs_is_given_up() {
     let Some(scene) = Scene::new("auto") else { return };
     scene.index();
-    let [lower, upper] = layers().map(|layer| scene.layer(&scene.name, &layer));
-    scene.registry.go_away();
-    let began = std::time::Instant::now();
-    assert!(fs::metadata(lower.join("diff")).is_err());
-    assert!(began.elapsed() < std::time::Duration::from_secs(25));
-    // It is not asked again for the next layer.
-    let began = std::time::Instant::now();
-    assert!(fs::metadata(upper.join("diff")).is_err());
-    assert!(began.elapsed() < std::time::Duration::from_secs(1));
-    scene.registry.come_back();
+    scene.registry.fault("", "", 1000, Fault::Hang(Duration::from_secs(30)));
+    is_given_up(&scene);
+    scene.registry.clear_faults();
+}
+
+#[test]
+fn a_layer_whose_index_is_wrong_is_not_shown_any_more() {
+    let Some(scene) = Scene::new("auto") else { return };
+    scene.index();
+    let [layer, _] = layers().map(|layer| scene.layer(&scene.name, &layer));
+    fs::metadata(layer.join("diff")).unwrap();
+    acquire(&layer);
+    // As the worker notes it that has checked the whole layer.
+    let indexes = scene.lazuli.root().join("indexes");
+    for index in fs::read_dir(indexes.join("blobs")).unwrap() {
+        fs::write(indexes.join("wrong").join(index.unwrap().file_name()), "").unwrap();
+    }
+    for name in ["diff", "info", "blob"] {
+        assert!(fs::metadata(layer.join(name)).is_err(), "{name}");
+    }
+    release(&layer);
+    assert_eq!(scene.mounted(), Vec::<PathBuf>::new());
+    assert!(fs::metadata(&layer).is_err());
+}
+
+#[test]
+fn a_layer_that_was_removed_is_found_again_by_its_user() {
+    let Some(scene) = Scene::new("auto") else { return };
+    scene.index();
+    let [layer, _] = layers().map(|layer| scene.layer(&scene.name, &layer));
+    fs::metadata(layer.join("diff")).unwrap();
+    let directory = File::open(&layer).unwrap();
+    acquire(&layer);
+    release(&layer);
+    assert_eq!(scene.mounted(), Vec::<PathBuf>::new());
+    let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
+    for _ in 0..2 {
+        acquire(Path::new(&path));
+    }
+    release(&layer);
+    fs::metadata(layer.join("diff")).unwrap();
+    assert_eq!(scene.mounted().len(), 1);
+    release(&layer);
+    assert_eq!(scene.mounted(), Vec::<PathBuf>::new());
 }

@@ -15,7 +15,7 @@
 //!   filesystems/  EROFS file systems that live, mounted or not
 //!   traces/       what starts of images read
 //!   logins/       pull secrets of mounts
-//!   layers/       layers that podman or CRI-O has found, and their mounts
+//!   layers/       layers that podman has found, and their mounts
 //!   snapshots/    what the snapshot service keeps, if containerd is served
 //!   mirror/       certificates of the mirror, and what it answers while a registry is away
 //!   verdicts/     which images may run, by the policy in force
@@ -31,7 +31,7 @@
 //! served       images while they are mounted: their blobs and routes
 //! filesystems  their EROFS file systems and FUSE connections in the kernel
 //! ordinary     images that clients do not unpack
-//! layer_store  where podman and CRI-O find layers of these
+//! layer_store  where podman finds layers of these
 //! background   prefetch on request, scrub, and what removed images leave
 //! status       `lazuli status`, measurements, failed reads
 //! ```
@@ -131,7 +131,7 @@ pub struct Settings {
     pub snapshots: Option<PathBuf>,
     /// The address of the node's mirror, if it has one.
     pub mirror: Option<SocketAddr>,
-    /// Where podman and CRI-O find layers, if they are served.
+    /// Where podman finds layers, if they are served.
     pub layers: Option<LayerStoreSettings>,
     /// What to fetch ahead of readers.
     pub prefetch: crate::prefetch::Settings,

@@ -3,11 +3,14 @@
 use std::{io, ops::Range, path::PathBuf, thread, time::Duration};
 
 use bytes::Bytes;
-use tokio::runtime::Handle;
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedMutexGuard, OwnedRwLockReadGuard},
+};
 
 use super::held::HeldLayer;
 use crate::{
-    daemon::images::Images,
+    daemon::{images::Images, record::Record as _},
     kernel::layer_store::{LayerName, Layers},
 };
 
@@ -29,10 +32,34 @@ impl Answers {
         }
     }
 
+    /// A layer of which something may be said.
     fn held(&self, name: &LayerName) -> Option<HeldLayer> {
+        self.found(name).filter(|held| !self.is_refuted(held))
+    }
+
+    fn found(&self, name: &LayerName) -> Option<HeldLayer> {
         self.leave_to_successor();
-        let known = self.images.0.layer_store.held(name);
+        let known = self.images.0.layer_store.look_up(name);
         known.or_else(|| self.runtime.block_on(self.images.find_held(name)))
+    }
+
+    /// Returns whether this node has found out since that a layer has another content than it was
+    /// said to have.
+    fn is_refuted(&self, held: &HeldLayer) -> bool {
+        let HeldLayer { layer, diff_id, index, .. } = held;
+        self.images.0.ordinaries.is_refuted(layer, diff_id, *index)
+    }
+
+    /// Begins to count a user. Another worker that takes over by plan waits for the result to be
+    /// dropped, and does not count a second time.
+    fn begin_count(&self) -> OwnedRwLockReadGuard<()> {
+        loop {
+            match self.images.0.lifecycle.begin_request() {
+                Some(request) => return request,
+                // The other worker answers.
+                None => thread::park(),
+            }
+        }
     }
 }
 
@@ -42,7 +69,8 @@ impl Layers for Answers {
     }
 
     fn exists(&self, layer: &LayerName) -> bool {
-        self.held(layer).is_some()
+        // Without its name a client could not say that it does not use the layer any more.
+        self.found(layer).is_some_and(|held| held.users > 0 || !self.is_refuted(&held))
     }
 
     fn diff(&self, layer: &LayerName) -> Option<PathBuf> {
@@ -74,14 +102,21 @@ impl Layers for Answers {
 
     fn acquire(&self, layer: &LayerName) {
         self.leave_to_successor();
-        let counted = self.images.0.layer_store.count(layer, 1);
-        log(layer, counted.map(drop));
+        // It may have been removed since the client found it.
+        let found = self.runtime.block_on(self.images.find_to_use(layer));
+        if found.is_none() {
+            return;
+        }
+        let _request = self.begin_count();
+        log(layer, self.images.0.layer_store.count(layer, 1).map(drop));
     }
 
     fn release(&self, layer: &LayerName) {
-        self.leave_to_successor();
+        let request = self.begin_count();
         match self.images.0.layer_store.count(layer, -1) {
             Ok(Some(held)) if held.users == 0 => {
+                // If it is counted again, it stays at 0.
+                drop(request);
                 self.runtime.block_on(self.images.remove_held(&held));
             }
             counted => log(layer, counted.map(drop)),
@@ -99,6 +134,9 @@ impl Images {
     /// Mounts a layer unless it is mounted, if it may be shown, and returns where.
     async fn mount_held(&self, layer: &HeldLayer) -> Option<PathBuf> {
         let store = &self.0.layer_store;
+        // There is no mount without a record.
+        let _mount = self.lock_mount(layer).await;
+        store.held(&layer.name())?;
         let mountpoint = store.mountpoint(layer);
         let request = layer.request(mountpoint.clone(), store.driver());
         match self.mount(request, None).await {
@@ -114,9 +152,11 @@ impl Images {
     /// Takes away a layer that nobody uses. Containers that have it mounted keep it.
     pub(super) async fn remove_held(&self, layer: &HeldLayer) {
         let store = &self.0.layer_store;
-        let _one = self.0.admission.fetch_locks.lock(&format!("layers of {}", layer.image)).await;
-        // It may be used again by now.
-        if store.held(&layer.name()).is_none_or(|now| now.users > 0) {
+        let name = layer.name();
+        let _mount = self.lock_mount(layer).await;
+        let _one = self.lock_layers(&name).await;
+        // It may be used again by now, or was looked up and will be.
+        if store.held(&name).is_none_or(|now| now.users > 0 || now.since != layer.since) {
             return;
         }
         if let Err(error) = self.unmount(&store.mountpoint(layer)).await {
@@ -124,8 +164,14 @@ impl Images {
             tracing::warn!(%layer, error, "stays mounted");
             return;
         }
+        let _documents = self.lock_documents(&layer.manifest).await;
         if store.forget(layer) {
             self.layers_released(layer.manifest).await;
         }
+    }
+
+    /// Keeps a layer from being mounted or removed by others.
+    async fn lock_mount(&self, layer: &HeldLayer) -> OwnedMutexGuard<()> {
+        self.0.admission.fetch_locks.lock(&format!("mount of {}", layer.key())).await
     }
 }

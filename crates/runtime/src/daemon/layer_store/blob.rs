@@ -37,15 +37,15 @@ impl Images {
     async fn piece(&self, layer: &HeldLayer, start: u64) -> io::Result<Bytes> {
         let window = &self.0.layer_store.window;
         // The kernel reads ahead with several requests for one piece.
-        let one = format!("{} as stored", layer.layer);
+        let one = format!("{} of {} as stored", layer.layer, layer.pinned);
         let _one = self.0.admission.fetch_locks.lock(&one).await;
-        if let Some(bytes) = window.get(&layer.layer, start) {
+        if let Some(bytes) = window.get(layer, start) {
             return Ok(bytes);
         }
         let end = start.saturating_add(STEP).min(layer.stored_size);
         let read = self.fetch(layer, start..end).await;
         let bytes = read.map_err(|error| io::Error::other(error.for_people()))?;
-        window.push(layer.layer, start, bytes.clone());
+        window.push(layer, start, bytes.clone());
         Ok(bytes)
     }
 

@@ -7,8 +7,10 @@ use std::{
 };
 
 use lazuli_builder::index::{KnownLayer, tar_size};
-use lazuli_image::rafs::ReadIndex;
+use lazuli_image::{Algorithm, Digest, rafs::ReadIndex};
 use lazuli_registry::{ImageName, Manifest, Reference};
+use lazuli_sys::path_error::At as _;
+use tokio::sync::OwnedMutexGuard;
 
 use super::held::{HeldLayer, request};
 use crate::{
@@ -20,11 +22,31 @@ use crate::{
 const LOOK_WITHIN: Duration = Duration::from_secs(20);
 
 impl Images {
-    /// A layer that may be shown.
+    /// A layer that may be shown, or was found before.
     pub(super) async fn find_held(&self, name: &LayerName) -> Option<HeldLayer> {
+        let _one = self.lock_layers(name).await;
+        self.find_locked(name).await
+    }
+
+    /// The same, and keeps it from being removed until the result is dropped.
+    pub(super) async fn find_to_use(&self, name: &LayerName) -> Option<OwnedMutexGuard<()>> {
+        let one = self.lock_layers(name).await;
+        self.find_locked(name).await.map(|_| one)
+    }
+
+    /// Keeps the layers of an image from being found or removed by others.
+    pub(super) async fn lock_layers(&self, name: &LayerName) -> OwnedMutexGuard<()> {
+        self.0.admission.fetch_locks.lock(&format!("layers of {}", name.image)).await
+    }
+
+    /// Keeps the documents of an image, which may have several names, as they are.
+    pub(super) async fn lock_documents(&self, manifest: &Digest) -> OwnedMutexGuard<()> {
+        self.0.admission.fetch_locks.lock(&format!("documents of {manifest}")).await
+    }
+
+    async fn find_locked(&self, name: &LayerName) -> Option<HeldLayer> {
         let store = &self.0.layer_store;
-        let _one = self.0.admission.fetch_locks.lock(&format!("layers of {}", name.image)).await;
-        if let Some(held) = store.held(name) {
+        if let Some(held) = store.look_up(name) {
             return Some(held);
         }
         let found = match tokio::time::timeout(LOOK_WITHIN, self.look(name)).await {
@@ -40,16 +62,10 @@ impl Images {
             let error = error.for_people();
             tracing::warn!(layer = %name, error, "the client pulls a layer");
         };
-        let held = found.inspect_err(failed).ok()??;
-        match store.hold(held.clone()) {
-            Ok(()) => Some(held),
-            Err(error) => {
-                tracing::warn!(layer = %name, %error, "the client pulls a layer");
-                None
-            }
-        }
+        found.inspect_err(failed).ok()?
     }
 
+    /// Finds a layer, and holds it.
     async fn look(&self, name: &LayerName) -> Result<Option<HeldLayer>, DaemonError> {
         let LayerName { image, layer } = name;
         // Never a file of this node.
@@ -63,28 +79,34 @@ impl Images {
         self.0.admission.recent.insert(&pinned, manifest.clone());
         let pinned = pinned.to_string();
         let driver = self.0.layer_store.driver();
+        // They stay until the layer is held.
+        let _documents = self.lock_documents(&manifest.digest).await;
         let request = request(image, &pinned, PathBuf::from("/"), driver);
         let Some(known) = self.single_layer(&request, layer).await? else { return Ok(None) };
         let KnownLayer { digest, stored_size, diff_id, index } = known;
+        let index_digest = Algorithm::Sha256.digest(&index);
         let index = ReadIndex::parse(&index, digest, stored_size);
         let Ok(index) = index.inspect_err(|error| tracing::warn!(%error, "not usable")) else {
             return Ok(None);
         };
         // Known as long as the layer has a skeleton, which every layer that is shown has.
         let tar_size = tar_size(&index).ok();
-        Ok(Some(HeldLayer {
+        let held = HeldLayer {
             image: image.clone(),
             layer: *layer,
             manifest: manifest.digest,
             pinned,
             diff_id,
+            index: Some(index_digest),
             stored_size,
             tar_size,
             // Layers of other compressions have no index.
             is_gzip: diff_id != digest,
             users: 0,
             since: SystemTime::now(),
-        }))
+        };
+        self.0.layer_store.hold(held.clone()).at(&self.0.root)?;
+        Ok(Some(held))
     }
 
     /// The manifest that a name means now. Failures are remembered as well.

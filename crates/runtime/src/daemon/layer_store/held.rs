@@ -16,6 +16,9 @@ use crate::{
 /// How long a layer stays without a user: clients use it right after they have found it.
 const UNUSED: Duration = Duration::from_secs(600);
 
+/// How old its time may be when a client finds it again.
+const RENEWED: Duration = Duration::from_secs(60);
+
 /// A layer, as it was when a client found it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct HeldLayer {
@@ -29,6 +32,9 @@ pub(super) struct HeldLayer {
     pub(super) pinned: String,
     /// SHA-256 of the layer's tar.
     pub(super) diff_id: Digest,
+    /// SHA-256 of the index by which it is shown; earlier versions did not note it.
+    #[serde(default)]
+    pub(super) index: Option<Digest>,
     /// Bytes as stored.
     pub(super) stored_size: u64,
     /// Bytes of the tar, if that is known.
@@ -37,7 +43,7 @@ pub(super) struct HeldLayer {
     pub(super) is_gzip: bool,
     /// How many containers, images and pulls use it.
     pub(super) users: u64,
-    /// When it was found.
+    /// When it was found last, as long as nobody uses it.
     pub(super) since: SystemTime,
 }
 
@@ -63,6 +69,11 @@ impl HeldLayer {
 
     pub(super) fn is_unused(&self) -> bool {
         self.users == 0 && self.since.elapsed().is_ok_and(|since| since > UNUSED)
+    }
+
+    /// Returns whether a client that finds it again has to be noted, so that it stays.
+    pub(super) fn is_old(&self) -> bool {
+        self.users == 0 && self.since.elapsed().map_or(true, |since| since > RENEWED)
     }
 
     /// The request that mounts it.
@@ -127,6 +138,7 @@ mod tests {
             manifest: Digest::sha256([2; 32]),
             pinned: String::new(),
             diff_id: Digest::sha256([3; 32]),
+            index: Some(Digest::sha256([4; 32])),
             stored_size: 4,
             tar_size: Some(5),
             is_gzip: true,

@@ -1,4 +1,4 @@
-//! The layer store: podman and CRI-O find layers of ordinary images there, and mount them instead
+//! The layer store: podman finds layers of ordinary images there, and mounts them instead
 //! of pulling them. [`crate::kernel::layer_store`] has the file system.
 //!
 //! A layer is shown, and its DiffID said, under the conditions on which containerd's layers are

@@ -10,6 +10,7 @@ use std::{
 };
 
 use lazuli_sys::mountinfo;
+use rustix::io::Errno;
 use tokio::runtime::Handle;
 
 use super::answers::Answers;
@@ -63,14 +64,20 @@ impl Node {
         let wanted = wanted.map(|settings| real_path(&settings.directory)).transpose()?;
         let mounted = self.mounted_layers()?;
         let answers = Arc::new(Answers { images: Images(self.clone()), runtime });
-        let session = match (left, wanted) {
-            (Some(left), Some(directory)) if mounted == [directory.clone()] => {
-                Session::resume(answers, left, link)?
-            }
-            (left, wanted) => {
-                drop(left);
+        let is_same = |directory: &PathBuf| mounted == [directory.clone()];
+        let left = left.filter(|_| wanted.as_ref().is_some_and(is_same));
+        let resumed = left.and_then(|left| {
+            let resumed = Session::resume(answers.clone(), left, link);
+            let failed =
+                |error: &io::Error| tracing::error!(%error, "the layer store is mounted anew");
+            resumed.inspect_err(failed).ok()
+        });
+        let session = match resumed {
+            Some(session) => session,
+            None => {
+                // Without a connection nobody waits for an answer.
                 Left::release(link);
-                mounted.iter().try_for_each(|path| mount::detach(path))?;
+                mounted.iter().try_for_each(|path| detach(path))?;
                 let Some(directory) = wanted else { return Ok(false) };
                 let source = self.root.display().to_string();
                 let session = Session::mount(answers, &directory, &source, link)?;
@@ -93,10 +100,18 @@ impl Node {
     /// Removes the layer store for good.
     pub(in crate::daemon) fn end_layers(&self) {
         let all = self.mounted_layers();
-        let detached = all.and_then(|all| all.iter().try_for_each(|path| mount::detach(path)));
+        let detached = all.and_then(|all| all.iter().try_for_each(|path| detach(path)));
         if let Err(error) = detached {
             tracing::warn!(%error, "the layer store stays mounted");
         }
+    }
+}
+
+/// Detaches a mount, if it is still there.
+fn detach(path: &Path) -> io::Result<()> {
+    match mount::detach(path) {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
+        detached => detached,
     }
 }
 
@@ -116,6 +131,7 @@ async fn sweep(node: Weak<Node>) {
     loop {
         tokio::time::sleep(SWEEP).await;
         let Some(node) = node.upgrade() else { return };
+        node.layer_store.window.expire();
         let images = Images(node.clone());
         for layer in node.layer_store.unused() {
             images.remove_held(&layer).await;

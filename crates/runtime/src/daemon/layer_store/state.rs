@@ -7,6 +7,7 @@ use std::{
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::{Mutex, OnceLock},
+    time::SystemTime,
 };
 
 use super::{held::HeldLayer, recent::Recent, window::Window};
@@ -68,6 +69,19 @@ impl LayerStore {
         lock(&self.layers).get(name).cloned()
     }
 
+    /// The same for a client that looks it up, and may use it soon.
+    pub(super) fn look_up(&self, name: &LayerName) -> Option<HeldLayer> {
+        let mut layers = lock(&self.layers);
+        let layer = layers.get_mut(name)?;
+        if layer.is_old() {
+            layer.since = SystemTime::now();
+            if let Err(error) = self.records.write_secret(layer) {
+                tracing::warn!(layer = %name, %error, "its use is not noted on the disk");
+            }
+        }
+        Some(layer.clone())
+    }
+
     /// The names of all of them.
     pub(super) fn names(&self) -> Vec<LayerName> {
         lock(&self.layers).keys().cloned().collect()
@@ -91,10 +105,13 @@ impl LayerStore {
         Ok(Some(layer.clone()))
     }
 
-    /// Forgets a layer that nobody uses and that is not mounted. Returns whether no layer of its
-    /// image is left.
+    /// Forgets a layer that is not mounted, unless somebody uses it by now. Returns whether no layer
+    /// of its image is left.
     pub(super) fn forget(&self, layer: &HeldLayer) -> bool {
         let mut layers = lock(&self.layers);
+        if layers.get(&layer.name()).is_some_and(|now| now.users > 0) {
+            return false;
+        }
         layers.remove(&layer.name());
         if let Err(error) = self.records.remove(&layer.key()) {
             tracing::warn!(layer = %layer.layer, %error, "a layer that is not used stays");

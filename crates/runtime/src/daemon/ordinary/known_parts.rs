@@ -223,6 +223,23 @@ impl Ordinaries {
         Some(known(bytes))
     }
 
+    /// Returns whether this node has found out since that `known_layer` said something wrong of a
+    /// layer: that its tar has the digest `diff_id`, by the index `index`, if that is known.
+    pub(in crate::daemon) fn is_refuted(
+        &self,
+        layer: &Digest,
+        diff_id: &Digest,
+        index: Option<Digest>,
+    ) -> bool {
+        match self.store.layer(layer) {
+            Some(proven) if proven.is_proven => proven.diff_id != *diff_id,
+            record => {
+                let index = index.or(record.map(|record| record.index));
+                index.is_some_and(|index| self.store.is_wrong(&index))
+            }
+        }
+    }
+
     /// Fetches the stated indexes of all layers, and asks for permission to read these layers, all
     /// at once: containerd asks for one layer after the other, and each would cost round trips.
     pub(super) async fn look_ahead(

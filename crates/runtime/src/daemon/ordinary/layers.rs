@@ -47,10 +47,16 @@ impl Images {
         layer: &Digest,
         may_pull: bool,
     ) -> Result<Option<CoveredLayers>, DaemonError> {
+        if self.0.admission.registry.indexes == IndexTrust::Nothing {
+            return Ok(None);
+        }
         let (name, _) = request.name_and_digest()?;
+        if !may_pull && !self.may_know_layers(&name) {
+            return Ok(None);
+        }
         let client = login;
         let login = login.map(|login| Arc::new(self.0.admission.logins.lend(&name, login.clone())));
-        let Some(image) = self.ordinary_image(request, &name, may_pull).await? else {
+        let Some(image) = self.ordinary_image(request, &name).await? else {
             return Ok(None);
         };
         let chain = chain_ids(image.diff_ids.iter().copied());
@@ -102,7 +108,7 @@ impl Images {
         layer: &Digest,
     ) -> Result<Option<KnownLayer>, DaemonError> {
         let (name, _) = request.name_and_digest()?;
-        let Some(image) = self.ordinary_image(request, &name, false).await? else {
+        let Some(image) = self.ordinary_image(request, &name).await? else {
             return Ok(None);
         };
         let mut layers = image.layers();
@@ -120,18 +126,12 @@ impl Images {
         Ok(is_shown.then_some(known))
     }
 
-    /// An ordinary image that may run, if some of its layers may be known, or may be pulled.
+    /// An ordinary image that may run.
     async fn ordinary_image(
         &self,
         request: &MountRequest,
         name: &ImageName,
-        may_pull: bool,
     ) -> Result<Option<Arc<Ordinary>>, DaemonError> {
-        if self.0.admission.registry.indexes == IndexTrust::Nothing
-            || !may_pull && !self.may_know_layers(name)
-        {
-            return Ok(None);
-        }
         let (_, digest) = request.name_and_digest()?;
         let manifest = self.recent_manifest(request, name).await?;
         if manifest.digest != digest || !is_ordinary(&manifest) {
@@ -147,7 +147,8 @@ impl Images {
 
     /// Returns whether this node may know layers of the image without pulling any.
     pub(in crate::daemon) fn may_know_layers(&self, name: &ImageName) -> bool {
-        self.0.ordinaries.store.knows_layers() || self.0.ordinaries.may_be_signed(name)
+        self.0.admission.registry.indexes != IndexTrust::Nothing
+            && (self.0.ordinaries.store.knows_layers() || self.0.ordinaries.may_be_signed(name))
     }
 
     /// Trusted statements about the image's layers. What a start most likely reads is looked for.
@@ -183,6 +184,7 @@ impl Images {
             Ok(false) => return,
             Err(error) => {
                 tracing::warn!(%manifest, %error, "its indexes stay in the cache");
+                return;
             }
         }
         let images = self.0.root.join("images");

@@ -1,4 +1,4 @@
-//! The file system of the layer store: what containers/storage, which podman and CRI-O are made
+//! The file system of the layer store: what containers/storage, which podman is made
 //! with, calls an *additional layer store*.
 //!
 //! ```text

@@ -221,6 +221,12 @@ mod tests {
         store.note_image(&image, &record, Holder::LayerStore).unwrap();
         assert!(!store.forget_image(&image, Holder::Containerd).unwrap());
         assert!(store.image(&image).is_some());
+        // As a power cut may leave it.
+        fs::write(store.path(HELD, &image), "").unwrap();
+        assert!(!store.is_held(&image, Holder::LayerStore));
+        assert!(!store.forget_image(&image, Holder::Containerd).unwrap());
+        store.note_image(&image, &record, Holder::LayerStore).unwrap();
+        assert!(store.is_held(&image, Holder::LayerStore));
         assert!(store.forget_image(&image, Holder::LayerStore).unwrap());
         assert!(store.image(&image).is_none());
     }

@@ -190,15 +190,18 @@ impl IndexStore {
 
     /// Manifest and configuration of an image.
     pub(super) fn image(&self, manifest: &Digest) -> Option<ImageRecord> {
-        Holder::ALL.into_iter().find_map(|holder| {
-            let record: ImageRecord = self.read(holder.part(), manifest)?;
-            manifest.matches(record.manifest.as_bytes()).then_some(record)
-        })
+        Holder::ALL.into_iter().find_map(|holder| self.image_of(manifest, holder))
     }
 
-    /// Returns whether they are kept for `holder`.
+    /// The same as they are kept for `holder`.
+    fn image_of(&self, manifest: &Digest, holder: Holder) -> Option<ImageRecord> {
+        let record: ImageRecord = self.read(holder.part(), manifest)?;
+        manifest.matches(record.manifest.as_bytes()).then_some(record)
+    }
+
+    /// Returns whether they are kept for `holder`, and can be read.
     pub(super) fn is_held(&self, manifest: &Digest, holder: Holder) -> bool {
-        self.path(holder.part(), manifest).exists()
+        self.image_of(manifest, holder).is_some()
     }
 
     /// Keeps them for `holder`.
@@ -215,7 +218,14 @@ impl IndexStore {
     /// Forgets an image of which `holder` has nothing any more. Returns whether nobody has.
     pub(super) fn forget_image(&self, manifest: &Digest, holder: Holder) -> io::Result<bool> {
         remove(&self.path(holder.part(), manifest))?;
-        Ok(!Holder::ALL.into_iter().any(|holder| self.is_held(manifest, holder)))
+        // What a power cut has damaged is held as well.
+        let is_noted = |holder: Holder| self.path(holder.part(), manifest).try_exists();
+        for holder in Holder::ALL {
+            if is_noted(holder)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The images that were reported present to anyone.

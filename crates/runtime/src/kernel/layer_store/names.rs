@@ -168,13 +168,13 @@ mod tests {
             Node::File(layer.clone(), LayerFile::Info),
             Node::File(layer, LayerFile::Blob),
         ];
-        let (one, other) = (Numbers::default(), Numbers::default());
         for node in nodes {
+            let (one, other) = (Numbers::default(), Numbers::default());
             let number = one.number(node.clone());
             assert_eq!(one.node(number), Some(node.clone()));
             assert_eq!((other.node(number), other.number(node)), (None, number));
             assert!(number > 1);
         }
-        assert_eq!(one.node(2), None);
+        assert_eq!(Numbers::default().node(2), None);
     }
 }

@@ -105,8 +105,8 @@ impl LayerStore {
         Ok(Some(layer.clone()))
     }
 
-    /// Forgets a layer that is not mounted, unless somebody uses it by now. Returns whether no layer
-    /// of its image is left.
+    /// Forgets a layer that is not mounted, unless somebody uses it by now. Returns whether no
+    /// layer of its image is left.
     pub(super) fn forget(&self, layer: &HeldLayer) -> bool {
         let mut layers = lock(&self.layers);
         if layers.get(&layer.name()).is_some_and(|now| now.users > 0) {

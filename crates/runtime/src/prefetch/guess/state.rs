@@ -326,11 +326,12 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         let is_module = rest.iter().any(|word| word == b"-m");
         let mut applications = Vec::from_iter(is_module.then(|| directory.clone()));
         let mut scripts = Vec::new();
+        // Java servers are told where their archives are: `-Dapp.home=/opt/app`.
+        let mut told = Vec::new();
         for (at, word) in rest.iter().enumerate() {
             let value = word.rsplit(|byte| *byte == b'=').next().unwrap_or_default();
             if word.starts_with(b"-D") && word.len() > value.len() {
-                // A Java server is told where its archives are.
-                applications.extend(self.paths.directory(b"/", value));
+                told.extend(self.paths.directory(b"/", value));
             }
             let Some(script) = self.paths.file(&directory, value) else { continue };
             if is_shell {
@@ -351,6 +352,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             places.push(directory);
         }
         self.follow_words(&file, &places, rest, scripts);
+        applications.extend(told);
         for patterns in applications.iter().flat_map(|path| with_script(&file, path)) {
             for found in self.first_of(&patterns) {
                 if found.name().ends_with(b".so") {

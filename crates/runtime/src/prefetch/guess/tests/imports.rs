@@ -221,7 +221,9 @@ fn shell_scripts_lead_to_java_and_its_class_path() {
         .file("/opt/app/lib/a.jar", b"PK")
         .file("/opt/app/lib/b.jar", b"PK")
         .file("/opt/app/other/c.jar", b"PK")
-        .file("/opt/server/lib/d.jar", b"PK");
+        .file("/opt/server/lib/d.jar", b"PK")
+        .file("/opt/run/start.jar", b"PK")
+        .file("/opt/run/lib/e.jar", b"PK");
     let found = guessed(&image, &["/opt/app/bin/start"], "/opt/app/bin/start");
     let expected = [
         "/opt/app/conf/env",
@@ -231,6 +233,9 @@ fn shell_scripts_lead_to_java_and_its_class_path() {
         "/opt/server/lib/d.jar",
     ];
     assert_eq!(found, expected);
+    let command = ["/opt/jre/bin/java", "-Dapp.home=/opt/server", "-jar", "/opt/run/start.jar"];
+    let expected = ["/opt/run/lib/e.jar", "/opt/run/start.jar", "/opt/server/lib/d.jar"];
+    assert_eq!(guessed(&image, &command, "/opt/jre/bin/java"), expected);
 }
 
 #[test]

@@ -11,7 +11,7 @@ MINUTES ?= 2
 EARLIER := 6f5581c
 
 .DEFAULT_GOAL := help
-.PHONY: help build deb demo demo-containerd demo-fleet p2p test package-test metrics-test \
+.PHONY: help build deb static demo demo-containerd demo-fleet p2p test package-test metrics-test \
 	test-clients test-helm e2e-kubernetes test-kernels test-vm soak check deny compat multimake bench \
 	$(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire treelist
 .SILENT: help
@@ -46,6 +46,10 @@ deb: ## the Debian package, in target/deb
 	scripts/install-deps deb
 	DEB_RULES_REQUIRES_ROOT=no debian/rules binary
 	debian/rules clean
+
+static: ## programs for amd64 and arm64 that need no library, tried (20 minutes), in target/static
+	scripts/install-deps static
+	$(ROOT) tests/static/run $$($(ROOT) scripts/static)
 
 package-test: deb ## package and DaemonSet on Debian systems (minutes, the first time more)
 	scripts/install-deps package-test

@@ -12,6 +12,7 @@ import time
 
 from lab import REPOSITORY, background, corpus, drop_caches, median, run
 from lab.coldstart import image_size
+from lab.lazuli import Lazuli
 from lab.link import link
 from nerdctl import Nerdctl
 from scene import FORMS, TIMEOUT, expect, expect_failure, mb, saw, scene
@@ -54,11 +55,13 @@ def main(work):
     for form in FORMS:
         with scene(work / form, "stargz") as node:
             everything(node, form)
+    with scene(work / "export", "stargz") as node:
+        export(node)
     measure(work)
 
 
 @contextlib.contextmanager
-def buildkit(node, snapshotter, registry):
+def buildkit(node, snapshotter, registry, program="buildkitd", **environment):
     """A buildkitd in the namespace of `Nerdctl(node)`; yields a function that builds."""
     work, namespace = node.work, Nerdctl(node).namespace
     config, address = work / "buildkitd.toml", f"unix://{work}/buildkitd.sock"
@@ -77,8 +80,8 @@ def buildkit(node, snapshotter, registry):
         workers = subprocess.run([*buildctl, "debug", "workers"], capture_output=True)
         return workers.returncode == 0
 
-    with background("buildkitd", "--config", config, log=work / "buildkitd.log", ready=ready,
-                    timeout=TIMEOUT):
+    with background(program, "--config", config, log=work / "buildkitd.log", ready=ready,
+                    timeout=TIMEOUT, env=os.environ | environment):
         yield build
 
 
@@ -122,6 +125,35 @@ def nerdctl_build(node, nerdctl, image):
     nerdctl("build", "--buildkit-host", f"unix://{node.work}/buildkitd.sock", "--quiet",
             "--tag", built, node.work / "context")
     expect(nerdctl.run(built, "cat", "/it") == f"{built}\n", "what nerdctl built")
+
+
+def export(node):
+    """A BuildKit that exports lazy images, with lazuli as its nydus-image, beside one whose image
+    is converted afterwards."""
+    base, nerdctl = node.publish(IMAGE, {"ordinary"})["ordinary"], Nerdctl(node)
+    exported, built, converted = (base.replace(":1", f":{tag}") for tag in ("nydus", "built", "lazy"))
+    builder = node.work / "nydus-image"
+    builder.symlink_to(Lazuli.BINARY)
+    tagged = {"NYDUS_BUILDER": str(builder), "NYDUS_WORKDIR": str(node.work / "nydus")}
+    options = "compression=nydus,force-compression=true,oci-mediatypes=true"
+    with buildkit(node, "overlayfs", node.registry.address, "buildkitd-nydus", **tagged) as build:
+        build(base, STEP)
+        # In this order: BuildKit takes layers as it has them, unless it is told what to make.
+        began = time.monotonic()
+        build(base, STEP, "--output", f"type=image,name={built},push=true")
+        node.lazuli("convert", built, converted)
+        saw("built, then converted", "lazy",
+            f"{time.monotonic() - began:.1f} s, {mb(image_size(converted))} MB")
+        began = time.monotonic()
+        build(base, STEP, "--output", f"type=image,name={exported},push=true,{options}")
+        saw("exported", "lazy", f"{time.monotonic() - began:.1f} s, {mb(image_size(exported))} MB")
+    with node.registry.counted() as traffic:
+        nerdctl("pull", "--quiet", exported)
+        expect("v=" in nerdctl.run(exported, "redis-server", "--version"), "its version")
+    expect(nerdctl.run(exported, "cat", "/built") == "built\n", "what was built")
+    size = image_size(exported)
+    expect(traffic.bytes < 0.7 * size, f"{traffic.bytes} of {size} bytes for a start")
+    saw("pull and run of what was exported", "lazy", f"{mb(traffic.bytes)} of {mb(size)} MB fetched")
 
 
 def measure(work):

@@ -6,10 +6,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use lazuli_registry::Reference;
 use serde::Deserialize;
 
 use super::check;
-use crate::serve_convert::{Form, Repositories, Settings, is_registry};
+use crate::serve_convert::{Form, Repositories, Settings, Sync, is_registry};
 
 /// The `[convert]` table, of `lazuli serve-convert`.
 #[derive(Debug, Deserialize)]
@@ -23,6 +24,8 @@ pub(crate) struct Convert {
     registry: String,
     /// Patterns of the repositories whose images are made lazy.
     repositories: Vec<String>,
+    /// Repositories that follow those of other registries.
+    sync: Vec<Following>,
     /// The form that they get.
     form: Form,
     /// The private key for statements and signatures.
@@ -35,6 +38,58 @@ pub(crate) struct Convert {
     deadline_seconds: u64,
 }
 
+/// A table `[[convert.sync]]`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Following {
+    /// The repository that is followed, with its registry.
+    from: String,
+    /// The repository that follows it, without the registry.
+    to: String,
+    /// Patterns of tags.
+    tags: Vec<String>,
+    /// Time between two looks.
+    #[serde(default = "six_hours")]
+    every_seconds: u64,
+}
+
+fn six_hours() -> u64 {
+    21_600
+}
+
+impl Following {
+    fn settings(&self, place: &str) -> Result<Sync> {
+        let Following { from, to, tags, every_seconds } = self;
+        // A name with a tag of its own is no name with another one.
+        let parsed = format!("{from}:tag").parse::<Reference>();
+        if !parsed.is_ok_and(|name| format!("{}/{}", name.registry(), name.repository()) == *from) {
+            bail!(
+                "{place}.from is `{from}`, expected a repository with its registry and without a tag, as in \
+                 docker.io/library/redis"
+            );
+        }
+        let parsed = format!("r.example/{to}:tag").parse::<Reference>();
+        if !parsed.is_ok_and(|name| name.repository() == to) {
+            bail!(
+                "{place}.to is `{to}`, expected a repository without its registry and tag, as in \
+                 library/redis"
+            );
+        }
+        let is_pattern = |tag: &String| {
+            format!("r.example/x:{}", tag.replace('*', "x")).parse::<Reference>().is_ok()
+        };
+        if let Some(wrong) = tags.iter().find(|tag| !is_pattern(tag)) {
+            bail!("{place}.tags has `{wrong}`, expected tags, in which `*` stands for any letters");
+        }
+        if tags.is_empty() {
+            bail!("{place}.tags is empty, expected tags as in [\"7.*\", \"latest\"]");
+        }
+        check(&format!("{place}.every_seconds"), Some(*every_seconds), 60..=31_536_000)?;
+        let every = Duration::from_secs(*every_seconds);
+        Ok(Sync { from: from.clone(), to: to.clone(), tags: tags.clone(), every })
+    }
+}
+
 impl Default for Convert {
     fn default() -> Self {
         Convert {
@@ -42,6 +97,7 @@ impl Default for Convert {
             secret_file: PathBuf::new(),
             registry: String::new(),
             repositories: Vec::new(),
+            sync: Vec::new(),
             form: Form::Index,
             sign: None,
             directory: None,
@@ -69,12 +125,14 @@ impl Convert {
                 self.registry
             );
         }
-        if self.repositories.is_empty() {
+        if self.repositories.is_empty() && self.sync.is_empty() {
             bail!("convert.repositories is empty, expected patterns as in [\"team/*\"]");
         }
         let repositories = Repositories::parse(&self.repositories);
         let repositories = repositories
             .map_err(|(number, error)| anyhow!("convert.repositories[{number}] is {error}"))?;
+        let syncs = self.sync.iter().enumerate();
+        let syncs = syncs.map(|(number, sync)| sync.settings(&format!("convert.sync[{number}]")));
         check("convert.jobs", Some(self.jobs), 1..=64)?;
         check("convert.deadline_seconds", Some(self.deadline_seconds), 1..=86_400)?;
         let sign = self.sign.as_deref().map(|key| absolute("convert.sign", key)).transpose()?;
@@ -85,6 +143,7 @@ impl Convert {
             secret_file: absolute("convert.secret_file", &self.secret_file)?,
             registry: self.registry.clone(),
             repositories,
+            syncs: syncs.collect::<Result<_>>()?,
             form: self.form,
             sign,
             directory: directory.unwrap_or_else(|| root.join("convert")),
@@ -124,6 +183,24 @@ mod tests {
             ("deadline_seconds = 0", "convert.deadline_seconds"),
         ] {
             let error = format!("{:#}", convert(text).unwrap().check().unwrap_err());
+            assert!(error.contains(expected), "{error}");
+        }
+        let sync = |keys: &str| convert(&format!("[[convert.sync]]\n{keys}")).unwrap();
+        let tables = sync("from = 'docker.io/library/a'\nto = 'b/c'\ntags = ['7.*']");
+        let settings = tables.settings(Path::new("/")).unwrap();
+        assert_eq!(settings.syncs[0].every, Duration::from_secs(21_600));
+        for (from, to, tags, more, expected) in [
+            ("a", "b", "'*'", "", "convert.sync[0].from is `a`"),
+            ("r.example/a:1", "b", "'*'", "", "convert.sync[0].from"),
+            ("r.example/a@1", "b", "'*'", "", "convert.sync[0].from"),
+            ("r.example/a", "b:1", "'*'", "", "convert.sync[0].to"),
+            ("r.example/a", "/b", "'*'", "", "convert.sync[0].to"),
+            ("r.example/a", "b", "'a', 'x/y'", "", "convert.sync[0].tags has `x/y`"),
+            ("r.example/a", "b", "", "", "convert.sync[0].tags is empty"),
+            ("r.example/a", "b", "'*'", "every_seconds = 1", "convert.sync[0].every_seconds is 1"),
+        ] {
+            let keys = format!("from = '{from}'\nto = '{to}'\ntags = [{tags}]\n{more}");
+            let error = format!("{:#}", sync(&keys).check().unwrap_err());
             assert!(error.contains(expected), "{error}");
         }
         let error = convert("form = 'lazy'").unwrap_err().to_string();

@@ -11,6 +11,7 @@ use lazuli_builder::{Built, BuiltBlob, Dictionary};
 use lazuli_image::Digest;
 use lazuli_registry::{
     BlobContent, ImageName, Manifest, Options, Platform, RegistryError, Repository, SeekableLayers,
+    TAGS,
 };
 use lazuli_runtime::image::StoredImage;
 
@@ -105,7 +106,7 @@ impl Target<'_> {
             Ok(_) | Err(RegistryError::Missing { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        let tags = self.repository.tags().await?;
+        let tags = self.repository.tags(TAGS).await?;
         let tag = self.name.tag().unwrap_or_default();
         for sibling in nearest(&tag, tags).iter().filter_map(|tag| self.name.tagged(tag)) {
             let repository = lazuli_registry::open(&sibling, self.options)?;

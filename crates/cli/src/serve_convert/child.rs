@@ -144,6 +144,11 @@ async fn log(stream: Option<impl AsyncRead + Unpin>, image: &str) -> String {
     Vec::from(last).join("; ")
 }
 
+/// The verb `lazuli copy`.
+pub(super) fn copy(source: &str, target: &str) -> Vec<OsString> {
+    vec!["copy".into(), source.into(), target.into()]
+}
+
 /// The verb `lazuli index`.
 pub(super) fn index(image: &str, sign: Option<&Path>) -> Vec<OsString> {
     signed(vec!["index".into(), image.into()], sign)

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! server ─▶ events ─▶ queue ─▶ work ─┬ lacking   which form the registry lacks
-//!   │         │         │            ├ child     `lazuli index`, `lazuli convert`
-//!   │         │         │            └ deleted   what was stored beside a deleted image
-//!   │         │         └ a file for each tag
+//!   │         │      ┌─▶│            ├ child     `lazuli copy`, `lazuli index`, `lazuli convert`
+//!   │         │    sync │            └ deleted   what was stored beside a deleted image
+//!   │         │      │  └ a file for each tag
+//!   │         │      └ other registries, every so often
 //!   │         └ names, parsed; in the operator's repositories
 //!   └ HTTP with a secret
 //! ```
@@ -19,6 +20,7 @@ mod lacking;
 mod queue;
 mod repositories;
 mod server;
+mod sync;
 mod work;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -31,7 +33,10 @@ use tokio::sync::watch;
 use self::{queue::Queue, server::Receiver, work::Worker};
 use crate::{Session, image::sign::Sign, interrupt::Signals, path_context::PathContext as _};
 
-pub(crate) use self::repositories::{Repositories, is_registry};
+pub(crate) use self::{
+    repositories::{Repositories, is_registry},
+    sync::Sync,
+};
 
 /// The form that images get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
@@ -52,6 +57,8 @@ pub(crate) struct Settings {
     /// Host and port of the registry, as images name it. No event names another.
     pub(crate) registry: String,
     pub(crate) repositories: Repositories,
+    /// Repositories that follow those of other registries.
+    pub(crate) syncs: Vec<Sync>,
     pub(crate) form: Form,
     /// The private key for statements and signatures.
     pub(crate) sign: Option<PathBuf>,
@@ -66,7 +73,9 @@ pub(crate) struct Settings {
 impl Settings {
     /// Returns whether an image is in the repositories.
     fn has(&self, image: &Reference) -> bool {
-        image.registry() == self.registry && self.repositories.has(image.repository())
+        let name = image.repository();
+        image.registry() == self.registry
+            && (self.repositories.has(name) || self.syncs.iter().any(|sync| sync.to == name))
     }
 }
 
@@ -100,10 +109,15 @@ pub(crate) fn serve(session: &Session, settings: Settings) -> Result<()> {
         let settings = Arc::new(settings);
         let receiver = Arc::new(Receiver::new(secret, settings.clone(), queue.clone()));
         let (leave, leaving) = watch::channel(false);
-        let worker = Arc::new(Worker::new(session, settings.clone(), queue.clone(), access));
+        let worker =
+            Arc::new(Worker::new(session, settings.clone(), queue.clone(), access.clone()));
         let workers: Vec<_> = (0..settings.jobs)
             .map(|_| tokio::spawn(worker.clone().run(leaving.clone())))
             .collect();
+        for sync in settings.syncs.iter().cloned() {
+            let registry = settings.registry.clone();
+            tokio::spawn(sync.follow(registry, queue.clone(), access.clone(), leaving.clone()));
+        }
         let (registry, jobs) = (&settings.registry, queue.len());
         tracing::info!(%address, %registry, jobs, "receiving events");
         tokio::select! {

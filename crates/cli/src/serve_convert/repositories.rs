@@ -72,7 +72,7 @@ impl Pattern {
 }
 
 /// Returns whether `text` is `glob` with letters in place of each `*`.
-fn fits(glob: &str, text: &str) -> bool {
+pub(super) fn fits(glob: &str, text: &str) -> bool {
     let Some((first, rest)) = glob.split_once('*') else { return glob == text };
     let Some(mut text) = text.strip_prefix(first) else { return false };
     let mut pieces: Vec<&str> = rest.split('*').collect();

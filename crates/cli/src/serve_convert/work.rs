@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use lazuli_registry::{ImageName, Options, Reference, Selector};
+use lazuli_registry::{ImageName, Options, Reference, Repository, Selector};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
@@ -13,6 +13,7 @@ use super::{
     lacking::{self, Lacking},
     leaves,
     queue::{Queue, Taken},
+    sync,
 };
 use crate::{Session, daemon::Template};
 
@@ -103,6 +104,9 @@ impl Worker {
     ) -> Result<Option<()>> {
         let Settings { form, sign, deadline, .. } = &*self.settings;
         let repository = lazuli_registry::open(image, &self.access)?;
+        if self.follow(taken, image, &*repository, leaving.clone()).await?.is_none() {
+            return Ok(None);
+        }
         let finding = timeout(*deadline, lacking::find(&*repository, *form, sign.is_some()));
         let (named, lacking) = tokio::select! {
             found = finding => found.context("the registry does not answer")??,
@@ -116,6 +120,35 @@ impl Worker {
                 bail!("it does not name {pushed} yet, as the event says")
             }
             _ => Ok(Some(())),
+        }
+    }
+
+    /// Copies the image again if it has a source that names another one.
+    async fn follow(
+        &self,
+        taken: &Taken,
+        image: &ImageName,
+        repository: &dyn Repository,
+        mut leaving: watch::Receiver<bool>,
+    ) -> Result<Option<()>> {
+        let Settings { syncs, deadline, .. } = &*self.settings;
+        let Some(source) = syncs.iter().find_map(|sync| sync.source_of(&taken.image)) else {
+            return Ok(Some(()));
+        };
+        let source: ImageName = source.parse()?;
+        let at_source = lazuli_registry::open(&source, &self.access)?;
+        let comparing = timeout(*deadline, sync::newer(&*at_source, repository));
+        let newer = tokio::select! {
+            newer = comparing => newer.context("the registries do not answer")??,
+            () = leaves(&mut leaving) => return Ok(None),
+        };
+        let Some(digest) = newer else { return Ok(Some(())) };
+        let verb = child::copy(&source.pinned_to(digest).to_string(), &image.to_string());
+        let (name, scratch) = (image.to_string(), self.queue.scratch());
+        match child::run(&self.program, &verb, &name, &scratch, *deadline, leaving).await? {
+            Ended::Done => Ok(Some(())),
+            Ended::Failed(problem) => bail!(problem),
+            Ended::Left => Ok(None),
         }
     }
 

@@ -610,6 +610,87 @@ fn it_does_not_start_without_a_secret_or_twice() {
 }
 
 /// Debian's docker-registry, its own notifications, and pushes by `lazuli copy`.
+/// The table for a repository that follows another registry's.
+fn following(from: &FakeRegistry, tags: &str) -> String {
+    let host = from.host();
+    format!(
+        "[[convert.sync]]\nfrom = \"{host}/upstream/redis\"\nto = \"copies/redis\"\ntags = [{tags}]"
+    )
+}
+
+#[test]
+fn a_repository_follows_that_of_another_registry() {
+    let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
+    let source = FakeRegistry::start().unwrap();
+    let numbers = (0..12).map(|number| format!("7.{number}"));
+    let tags: Vec<String> = numbers.chain(["latest".to_owned()]).collect();
+    let mut wanted: Vec<(String, Digest)> = tags
+        .iter()
+        .enumerate()
+        .map(|(seed, tag)| (tag.clone(), put(&source, "upstream/redis", tag, &image(seed))))
+        .collect();
+    put(&source, "upstream/redis", "8.0", &image(80));
+    let more = following(&source, "\"7.*\", \"latest\", \"absent\"");
+    let mut server = Server::start(&lazuli, &registry.host(), &more);
+    let has = |tag: &str| registry.manifest("copies/redis", tag).is_some();
+    until("a few are copied", || wanted.iter().filter(|(tag, _)| has(tag)).count() >= 2);
+    server.signal(Signal::KILL);
+    server.child.wait().unwrap();
+    until("children end with the server", || server.processes() == 0);
+    assert!(wanted.iter().any(|(tag, _)| !has(tag)), "it was too fast for this test");
+    let check = |server: &Server<'_>, wanted: &[(String, Digest)]| {
+        until("all are there", || {
+            wanted.iter().all(|(tag, digest)| {
+                registry.manifest("copies/redis", tag).is_some_and(|raw| {
+                    Algorithm::Sha256.digest(&raw) == *digest
+                        && indexes(&registry, "copies/redis", digest).len() == 1
+                })
+            })
+        });
+        server.until_idle();
+        assert!(!has("8.0") && !has("absent"));
+    };
+    let mut server = server.again();
+    check(&server, &wanted);
+
+    // A tag that moves is copied once more, and nothing else is.
+    server.signal(Signal::TERM);
+    server.child.wait().unwrap();
+    wanted[12].1 = put(&source, "upstream/redis", "latest", &image(99));
+    registry.reset_stats();
+    let again = server.again();
+    check(&again, &wanted);
+    let is_tag = |it: &Logged| it.method == "PUT" && it.target.contains("/redis/manifests/");
+    let log = registry.log();
+    let pushed: Vec<&str> = log.iter().filter(|it| is_tag(it)).map(|it| &*it.target).collect();
+    let others = |target: &&&str| !target.contains("sha256");
+    assert_eq!(pushed.iter().filter(others).count(), 1, "{pushed:#?}");
+    assert_eq!(registry.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_tag_of_both_forms_is_not_copied_again() {
+    let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
+    let source = FakeRegistry::start().unwrap();
+    put(&source, "upstream/redis", "7.2", &image(1));
+    let more = format!("form = \"both\"\n{}", following(&source, "\"7.2\""));
+    let mut server = Server::start(&lazuli, &registry.host(), &more);
+    let is_both = |raw: Vec<u8>| {
+        let index: Value = serde_json::from_slice(&raw).unwrap();
+        index["manifests"].as_array().is_some_and(|entries| entries.len() == 2)
+    };
+    until("it has both forms", || registry.manifest("copies/redis", "7.2").is_some_and(is_both));
+    server.until_idle();
+    server.signal(Signal::TERM);
+    server.child.wait().unwrap();
+    registry.reset_stats();
+    let again = server.again();
+    until("it is looked at", || again.log().contains("it has a lazy form"));
+    again.until_idle();
+    let log = registry.log();
+    assert!(!log.is_empty() && log.iter().all(|it| it.method == "GET"), "{log:#?}");
+}
+
 #[test]
 fn images_pushed_to_docker_registry_get_an_index() {
     if !require(Feature::Program("docker-registry")) {

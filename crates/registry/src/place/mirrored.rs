@@ -246,8 +246,8 @@ impl Pull for Mirrored {
     }
 
     /// Tags of the push target: a mirror has only what was pulled through it.
-    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
-        self.target()?.tags().await
+    async fn tags(&self, limit: usize) -> Result<Vec<String>, RegistryError> {
+        self.target()?.tags(limit).await
     }
 
     /// Preconnects to the first healthy server that is no peer. A peer shares this node's link, so

@@ -127,8 +127,8 @@ impl Pull for Registry {
         }
     }
 
-    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
-        tags::list(&self.client).await
+    async fn tags(&self, limit: usize) -> Result<Vec<String>, RegistryError> {
+        tags::list(&self.client, limit).await
     }
 
     async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {

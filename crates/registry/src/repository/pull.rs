@@ -16,7 +16,7 @@ use crate::{
     repository::request_policy::RequestPolicy,
 };
 
-/// Tags per page in a request for a list of tags. Most registries answer with at most this many.
+/// Tags that one request lists. Most registries answer with at most this many.
 pub const TAGS: usize = 1000;
 
 /// A blob in memory, with the cost of fetching it.
@@ -61,9 +61,8 @@ pub trait Pull: Send + Sync + Debug {
     /// that is faster.
     async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError>;
 
-    /// Tags of the repository, unordered: the first page of the registry's list, of at most
-    /// [`TAGS`] where the registry can limit it. Empty if the registry doesn't list tags.
-    async fn tags(&self) -> Result<Vec<String>, RegistryError>;
+    /// At most `limit` tags of the repository, unordered. Empty if the registry doesn't list tags.
+    async fn tags(&self, limit: usize) -> Result<Vec<String>, RegistryError>;
 
     /// The present request policy of this place.
     fn request_policy(&self) -> RequestPolicy {

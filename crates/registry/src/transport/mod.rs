@@ -8,6 +8,8 @@ pub(crate) mod keyring;
 pub(crate) mod logins;
 pub(crate) mod preconnect;
 pub(crate) mod protocol;
+#[cfg(any(test, target_feature = "crt-static"))]
+mod resolver;
 pub(crate) mod response;
 pub(crate) mod tls;
 pub(crate) mod token;

@@ -53,6 +53,8 @@ impl Protocol {
             .tls_backend_preconfigured(
                 tls.map_err(|error| format!("TLS cannot be set up: {error}"))?,
             );
+        #[cfg(target_feature = "crt-static")]
+        let builder = builder.dns_resolver(super::resolver::FileResolver::default());
         // A proxy cannot reach this machine's loopback interface.
         Ok(if self.is_loopback { builder.no_proxy() } else { builder })
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use lazuli_image::{Stored, oci::media_type};
-use lazuli_registry::{BlobContent, Pushed, RegistryError, Repository, into_blocking, open};
+use lazuli_registry::{BlobContent, Pushed, RegistryError, Repository, TAGS, into_blocking, open};
 use lazuli_testkit::registry::FakeRegistry;
 use tokio::io::AsyncReadExt as _;
 
@@ -24,7 +24,7 @@ pub(crate) async fn check(reopen: impl Fn(&str) -> Arc<dyn Repository>) {
     let absent = sha256(b"absent");
 
     // The repository is empty at first.
-    assert_eq!(repository.tags().await.unwrap(), [""; 0]);
+    assert_eq!(repository.tags(9).await.unwrap(), [""; 0]);
     assert!(!repository.has_blob(&absent).await.unwrap());
     for error in [
         repository.manifest(None).await.map(drop).unwrap_err(),
@@ -130,7 +130,8 @@ pub(crate) async fn check(reopen: impl Fn(&str) -> Arc<dyn Repository>) {
     for number in 0..8 {
         reopen(&format!("many-{number}")).manifest(None).await.unwrap();
     }
-    let mut tags = repository.tags().await.unwrap();
+    assert_eq!(repository.tags(5).await.unwrap().len(), 5);
+    let mut tags = repository.tags(TAGS).await.unwrap();
     tags.sort();
     let many = (0..8).map(|number| format!("many-{number}"));
     assert_eq!(tags, ["1".to_owned(), "2".to_owned()].into_iter().chain(many).collect::<Vec<_>>());

@@ -231,7 +231,7 @@ fn answer(shared: &Shared, request: &Request, body: Vec<u8>) -> Response {
         Some(("/referrers/", (repository, subject))) => {
             referrers::list(&state, request, &repository, &subject)
         }
-        Some(("/tags/", (repository, _))) => tags(&state, &repository),
+        Some(("/tags/", (repository, _))) => tags(&state, request, &repository),
         Some((_, (repository, name))) => manifest(&mut state, request, &repository, &name, body),
         None => Response::new(200),
     }
@@ -265,15 +265,29 @@ fn blob(state: &mut State, request: &Request, repository: &str, digest: &str) ->
     Response::new(206).with("content-range", header).body(Body { content, start: first, end })
 }
 
-fn tags(state: &State, repository: &str) -> Response {
+/// Tags on a page, however many are asked for: some registries send fewer.
+const PAGE: usize = 4;
+
+fn tags(state: &State, request: &Request, repository: &str) -> Response {
     let names = state.manifests.keys().filter(|(owner, _)| owner == repository);
     let mut tags: Vec<_> = names.map(|(_, name)| name).filter(|name| !name.contains(':')).collect();
     if tags.is_empty() {
         return Response::error(404, "NAME_UNKNOWN");
     }
     tags.sort();
+    let last = request.query("last");
+    tags.retain(|tag| last.first().is_none_or(|last| *tag > last));
+    let has_more = tags.len() > PAGE;
+    tags.truncate(PAGE);
     let body = serde_json::json!({"name": repository, "tags": tags});
-    Response::new(200).body(body.to_string().into_bytes())
+    let response = Response::new(200).body(body.to_string().into_bytes());
+    match tags.last().filter(|_| has_more) {
+        Some(last) => {
+            let next = format!("</v2/{repository}/tags/list?n={PAGE}&last={last}>; rel=\"next\"");
+            response.with("link", next)
+        }
+        None => response,
+    }
 }
 
 fn manifest(

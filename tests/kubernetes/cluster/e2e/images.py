@@ -56,8 +56,10 @@ class Images:
             match line.split(maxsplit=1):
                 case ["COPY", paths]:
                     source, target = paths.split()
-                    assert f"!{source}" in sent, f".dockerignore keeps {source} from docker"
-                    content = program if source == "target/release/lazuli" else (REPOSITORY / source).read_bytes()
+                    built = source == "target/static/lazuli-${TARGETARCH}"
+                    pattern = "target/static/lazuli-*" if built else source
+                    assert f"!{pattern}" in sent, f".dockerignore keeps {source} from docker"
+                    content = program if built else (REPOSITORY / source).read_bytes()
                     files[target.lstrip("/")] = content
                 case ["RUN", command]:
                     unit_edit = command

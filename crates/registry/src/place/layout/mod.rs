@@ -258,9 +258,11 @@ impl Pull for Layout {
         Ok(bytes)
     }
 
-    async fn tags(&self) -> Result<Vec<String>, RegistryError> {
+    async fn tags(&self, limit: usize) -> Result<Vec<String>, RegistryError> {
         let layout = self.clone();
-        blocking(move || layout.tags()).await
+        let mut tags = blocking(move || layout.tags()).await?;
+        tags.truncate(limit);
+        Ok(tags)
     }
 
     async fn small_blob(&self, blob: &Descriptor) -> Result<SmallBlob, RegistryError> {

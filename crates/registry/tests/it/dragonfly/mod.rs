@@ -119,7 +119,7 @@ async fn the_daemon_is_asked_for_large_blobs_only() {
     image.document(None).await.unwrap();
     assert!(image.has_blob(&sha256(&scene.blob)).await.unwrap());
     assert!(image.referrers(&sha256(b"{}"), None).await.unwrap().is_empty());
-    image.tags().await.unwrap();
+    image.tags(1).await.unwrap();
     push(&*image, b"new").await.unwrap();
     assert!(whole(&image, &scene.small).await);
     let small = image.small_blob(&descriptor(&scene.small)).await.unwrap();

@@ -10,6 +10,8 @@
 //!   HTTP, tokens, redirects        a directory
 //!          │
 //!   mirrored::Mirrored: several of them, when the registry has mirrors, or nodes share blobs
+//!          │
+//!   bundled::Bundled: beside a layout of images that the node was delivered with
 //! ```
 //!
 //! Only expired access tokens and interrupted uploads are retried here: the caller knows how long a
@@ -45,7 +47,7 @@ pub use lazuli_image::oci::Platform;
 pub use manifest::{Document, Manifest, Parsed};
 pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
 pub use open::{Route, open, open_shared};
-pub use place::{layout::Layout, mirrored::Mirrored, remote::Registry};
+pub use place::{bundled::Bundle, layout::Layout, mirrored::Mirrored, remote::Registry};
 pub use repository::{
     BlobContent, Pull, Push, PushBy, Referrers, Repository, RequestPolicy, SmallBlob, TAGS, config,
 };

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 use crate::{
     error::HostsError,
     name::Reference,
+    place::bundled::Bundle,
     route::{
         dragonfly::Dragonfly,
         hosts::Hosts,
@@ -46,6 +47,8 @@ pub struct Options {
     /// Address of this node's own mirror. containerd's `hosts.toml` names it for every registry;
     /// requests of the mirror itself leave it out.
     pub own_mirror: Option<SocketAddr>,
+    /// Images that this node was delivered with.
+    pub bundle: Option<Bundle>,
 }
 
 impl Default for Options {
@@ -63,6 +66,7 @@ impl Default for Options {
             indexes: IndexTrust::default(),
             pool: ClientPool::default(),
             own_mirror: None,
+            bundle: None,
         }
     }
 }

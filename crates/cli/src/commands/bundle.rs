@@ -64,6 +64,10 @@ impl To {
         options: &Options,
     ) -> Result<()> {
         let source: ImageName = image.parse()?;
+        self.open(&source)?;
+        // Fails if there is none for the platform: a list of images would be copied without any.
+        let from = lazuli_registry::open(&source, options)?;
+        runtime.block_on(from.manifest(Some(platform)))?;
         let copy = WholeCopy::plan(&source, Some(platform.clone()), options);
         let copy = runtime.block_on(copy)?;
         let bar = progress::bytes(Some(copy.bytes()), "copying");

@@ -6,10 +6,11 @@ use lazuli_testkit::{
     kernel::{Feature, require},
     registry::FakeRegistry,
 };
+use serde_json::json;
 
 use crate::{
     lazuli::Lazuli,
-    policy::signer::{Signer, digest_of},
+    policy::signer::{MANIFEST, Signer, digest_of},
     prefetch::{fill, read},
 };
 
@@ -65,6 +66,7 @@ fn a_node_starts_a_bundled_image_without_its_registry() {
     let node = Lazuli::new();
     deliver(&build, &node, &[&image]);
     registry.go_away();
+    node.ok(["prefetch", "--wait", &image]);
     mount(&node, &image);
     (0..FILES).for_each(|number| read(&node, number, SIZE));
     umount(&node);
@@ -123,10 +125,20 @@ fn the_policy_of_the_node_is_asked_without_a_registry() {
 }
 
 #[test]
-fn only_images_in_registries_are_bundled() {
-    let build = Lazuli::new();
-    let error = build.fails(["bundle", "--to", "bundle", "oci:layout"]);
-    assert!(error.contains("oci:layout"), "{error}");
-    let error = build.fails(["bundle", "--to", "bundle"]);
-    assert!(error.contains("IMAGE"), "{error}");
+fn an_image_that_no_pod_could_start_is_not_bundled() {
+    let (build, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
+    let refused = |image: &str, reason: &str| {
+        let error = build.fails(["bundle", "--to", "bundle", image]);
+        assert!(error.contains(image) && error.contains(reason), "{error}");
+        assert!(!build.path("bundle").exists());
+    };
+    refused("oci:layout", "only an image in a registry has a name");
+    refused(&format!("{}/app:1", registry.host()), "has no");
+    let platform = json!({"os": "linux", "architecture": "vax"});
+    let digest = registry.put_blob("app", b"{}");
+    let entry = json!({"mediaType": MANIFEST, "digest": digest, "size": 2, "platform": platform});
+    let kind = "application/vnd.oci.image.index.v1+json";
+    let index = json!({"schemaVersion": 2, "mediaType": kind, "manifests": [entry]});
+    registry.put_manifest("app", "1", kind, index.to_string().as_bytes());
+    refused(&format!("{}/app:1", registry.host()), "it has linux/vax");
 }

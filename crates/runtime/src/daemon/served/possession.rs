@@ -42,8 +42,13 @@ pub(in crate::daemon) async fn prove(
     if private.is_empty() {
         return Ok(cached);
     }
+    let bundle = match is_delivered(stored, name, options).await {
+        true => options.bundle.clone(),
+        false => None,
+    };
     // Peers deliver by digest, whoever asks.
-    let registry: Arc<dyn Pull> = open(name, &Options { dragonfly: None, ..options.clone() })?;
+    let options = Options { dragonfly: None, bundle, ..options.clone() };
+    let registry: Arc<dyn Pull> = open(name, &options)?;
     let proofs = private.into_iter().map(|(blob, size)| {
         let source = Arc::new(RepositorySource::new(registry.clone(), blob.id(), size));
         let image = registry.describe();
@@ -57,6 +62,16 @@ pub(in crate::daemon) async fn prove(
     });
     stream::iter(proofs).buffer_unordered(PARALLEL).try_collect::<()>().await?;
     Ok(cached)
+}
+
+/// Returns whether the node was delivered with the image, and not only with others that share its
+/// repository or its blobs.
+async fn is_delivered(stored: &StoredImage, name: &ImageName, options: &Options) -> bool {
+    let ImageName::Registry(reference) = name else { return false };
+    let layout = options.bundle.as_ref().and_then(|bundle| bundle.open(reference));
+    let Some(layout) = layout else { return false };
+    let delivered = layout.manifest(None).await;
+    delivered.is_ok_and(|it| name.is_pinned() || it.digest == stored.manifest_digest)
 }
 
 /// Makes the blobs of an image that came with a pull secret private, unless `repository` was just

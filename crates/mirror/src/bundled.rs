@@ -70,7 +70,7 @@ impl Mirror {
     }
 
     fn bundle_of(&self, reference: &Reference) -> Option<Layout> {
-        self.bundle.as_ref()?.open(reference)
+        Layout::in_bundle(self.bundle.as_ref()?, reference)
     }
 
     /// Whether to leave a registry alone that was away a moment ago: the bundle may answer instead.

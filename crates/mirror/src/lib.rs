@@ -7,7 +7,7 @@
 //!                                  │
 //!  request_path ─ authorization ─ sessions ─┬─ manifests ── shared_answers   for some seconds
 //!                                           │     ├─ outage_answers   while the registry is away
-//!                                           │     └─ bundled          images that the node came with
+//!                                           │     └─ bundled          by the node's bundle
 //!                                           └─ blobs ─ stream   in parts, hashed as they pass
 //! ```
 //!

@@ -47,11 +47,12 @@ pub use lazuli_image::oci::Platform;
 pub use manifest::{Document, Manifest, Parsed};
 pub use name::{ImageName, InvalidName, LayoutName, Reference, Selector, Source};
 pub use open::{Route, open, open_shared};
-pub use place::{bundled::Bundle, layout::Layout, mirrored::Mirrored, remote::Registry};
+pub use place::{layout::Layout, mirrored::Mirrored, remote::Registry};
 pub use repository::{
     BlobContent, Pull, Push, PushBy, Referrers, Repository, RequestPolicy, SmallBlob, TAGS, config,
 };
 pub use route::{
+    bundle::Bundle,
     dragonfly::{Dragonfly, PeerCredentials},
     hosts::{self, Hosts},
     mirror::{self, Mirror, Mirrors},

@@ -49,7 +49,8 @@ impl Route {
             } else {
                 Arc::new(Mirrored::open(reference, servers, options)?)
             };
-        let bundled = options.bundle.as_ref().and_then(|bundle| bundle.open(reference));
+        let bundled = options.bundle.as_ref();
+        let bundled = bundled.and_then(|bundle| Layout::in_bundle(bundle, reference));
         Ok(match bundled {
             Some(layout) => Arc::new(Bundled::new(registry, layout, reference)),
             None => registry,

@@ -10,8 +10,7 @@
 //! ```
 
 use std::{
-    collections::BTreeMap, fmt, future::Future, ops::Range, path::PathBuf, pin::pin, sync::Arc,
-    time::Duration,
+    collections::BTreeMap, fmt, future::Future, ops::Range, pin::pin, sync::Arc, time::Duration,
 };
 
 use async_trait::async_trait;
@@ -26,48 +25,27 @@ use crate::{
     blob::{BlobReader, Growing, Progress, Pushed},
     error::RegistryError,
     manifest::{Document, Manifest},
-    name::{LayoutName, Reference, Selector},
+    name::{Reference, Selector},
     place::layout::Layout,
     repository::{
         BlobContent, Pull, Push, PushBy, Referrers, Repository, RequestPolicy, SmallBlob,
     },
+    route::bundle::Bundle,
 };
 
 /// Silence of a registry after which the bundle answers. The node's mirror has to answer within two
 /// seconds.
 const SILENCE: Duration = Duration::from_millis(1500);
 
-/// A directory of images under their full names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bundle(PathBuf);
-
-impl Bundle {
-    /// The bundle in `directory`, which need not exist.
-    pub fn at(directory: impl Into<PathBuf>) -> Self {
-        Bundle(directory.into())
-    }
-
-    /// The name in the layout under which the image `reference` is stored.
-    pub fn entry(&self, reference: &Reference) -> LayoutName {
-        let name = match reference.selector() {
-            Selector::Tag(tag) => format!("{}:{tag}", reference.in_registry()),
-            Selector::Digest(digest) => format!("{}@{digest}", reference.in_registry()),
-        };
-        LayoutName { directory: self.0.clone(), image: Some(Selector::Tag(name)) }
-    }
-
-    /// Opens the image `reference`, if the bundle has any image of its repository. Reads a file.
-    pub fn open(&self, reference: &Reference) -> Option<Layout> {
+impl Layout {
+    /// Opens the image `reference` in `bundle`, if that has any image of its repository. Reads a
+    /// file.
+    pub fn in_bundle(bundle: &Bundle, reference: &Reference) -> Option<Self> {
         let repository = reference.in_registry();
         let is_of = |name: &String| {
             name.strip_prefix(&repository).is_some_and(|rest| rest.starts_with([':', '@']))
         };
-        let mut name = self.entry(reference);
-        if let selector @ Selector::Digest(_) = reference.selector() {
-            // A platform's manifest has no entry of its own.
-            name.image = Some(selector);
-        }
-        let layout = Layout::open(name);
+        let layout = Layout::open(bundle.content(reference));
         match layout.tags() {
             Ok(names) => names.iter().any(is_of).then_some(layout),
             Err(error) => {

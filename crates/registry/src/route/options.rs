@@ -5,8 +5,8 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 use crate::{
     error::HostsError,
     name::Reference,
-    place::bundled::Bundle,
     route::{
+        bundle::Bundle,
         dragonfly::Dragonfly,
         hosts::Hosts,
         mirror::Mirrors,

@@ -3,12 +3,10 @@
 //! A node trusts them as those that it has made itself: whoever can write to its state directory
 //! can write both.
 
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::{io::Read, path::Path};
 
 use lazuli_image::{Algorithm, Decoded, Digest, oci::Descriptor};
+use lazuli_sys::path_error::At as _;
 
 use super::{
     begin::is_readable,
@@ -20,12 +18,7 @@ use crate::daemon::DaemonError;
 /// The directory of a bundle in a state directory.
 pub const BUNDLE: &str = "bundle";
 
-/// The directory of indexes in a bundle.
-pub(super) fn indexes(bundle: &Path) -> PathBuf {
-    bundle.join("indexes")
-}
-
-/// Reads a layer of the bundle in `directory` from `source`, and adds its index. Its tar has to have
+/// Reads a layer of the bundle in `directory` from `source`, and adds its index. Its tar must have
 /// the digest `diff_id`. The result is the reason why containerd has to unpack the layer, if it
 /// has. Blocks.
 ///
@@ -37,9 +30,7 @@ pub fn index_bundled_layer(
     diff_id: Digest,
     source: impl Read + Send + 'static,
 ) -> Result<Option<String>, DaemonError> {
-    let root = indexes(directory);
-    let io = |source| DaemonError::Io { path: root.clone(), source };
-    let store = IndexStore::of_bundle(root.clone()).map_err(io)?;
+    let store = IndexStore::of_bundle(directory).at(directory)?;
     if store.has_proven(&layer.digest, &diff_id) {
         return Ok(None);
     }
@@ -53,6 +44,6 @@ pub fn index_bundled_layer(
     };
     let index = Algorithm::Sha256.digest(&known.index);
     let record = LayerRecord { diff_id, index, is_proven: true };
-    store.add(&layer.digest, &record, &known.index).map_err(io)?;
+    store.add(&layer.digest, &record, &known.index).at(store.root())?;
     Ok(None)
 }

@@ -17,7 +17,7 @@ use lazuli_policy::{Gate, LayerDigests, SignedIndex};
 use lazuli_registry::{ImageName, Manifest, Options};
 use tokio::sync::OnceCell;
 
-use super::{access::Access, bundle, pulls::Pulls, store::IndexStore};
+use super::{access::Access, pulls::Pulls, store::IndexStore};
 use crate::{cache::Cache, daemon::admission::logins::Lent, sync::lock};
 
 /// Images of which configuration and statements are remembered: containerd asks for one layer after
@@ -69,7 +69,7 @@ impl Ordinaries {
         registry: Options,
         cache: Arc<Cache>,
     ) -> io::Result<Self> {
-        let store = Arc::new(IndexStore::open(root, bundle::indexes(bundle))?);
+        let store = Arc::new(IndexStore::open(root, bundle)?);
         cache.evict_extra_files(store.clone());
         let (recent, pulls, waiting, unknown) = Default::default();
         Ok(Ordinaries { gate, registry, cache, store, recent, pulls, settings, waiting, unknown })

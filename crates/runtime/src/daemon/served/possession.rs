@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use lazuli_registry::{ImageName, Options, Pull, open};
+use lazuli_registry::{ImageName, Layout, Options, Pull, open};
 use lazuli_sys::path_error::At as _;
 
 use crate::{
@@ -68,7 +68,8 @@ pub(in crate::daemon) async fn prove(
 /// repository or its blobs.
 async fn is_delivered(stored: &StoredImage, name: &ImageName, options: &Options) -> bool {
     let ImageName::Registry(reference) = name else { return false };
-    let layout = options.bundle.as_ref().and_then(|bundle| bundle.open(reference));
+    let bundle = options.bundle.as_ref();
+    let layout = bundle.and_then(|bundle| Layout::in_bundle(bundle, reference));
     let Some(layout) = layout else { return false };
     let delivered = layout.manifest(None).await;
     delivered.is_ok_and(|it| name.is_pinned() || it.digest == stored.manifest_digest)

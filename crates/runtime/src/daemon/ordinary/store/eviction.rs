@@ -188,7 +188,7 @@ mod tests {
     }
 
     fn open(root: &Path) -> IndexStore {
-        IndexStore::open(root.to_owned(), root.join("bundle")).unwrap()
+        IndexStore::open(root.to_owned(), &root.join("bundle")).unwrap()
     }
 
     #[test]

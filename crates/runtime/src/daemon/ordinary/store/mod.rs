@@ -14,8 +14,8 @@
 //! ```
 //! A file appears whole. What a power cut damages is as good as missing.
 //!
-//! `blobs` and `layers` are also in the bundle of images that the node was delivered with
-//! (`ROOT/bundle/indexes`), which is only read.
+//! `blobs` and `layers` are also in the bundle of images that the node was delivered with, which is
+//! only read.
 
 mod eviction;
 
@@ -44,6 +44,9 @@ const RECORDS: usize = 16_384;
 
 /// Maximum number of images that wait for being indexed.
 const MOST_UNPACKED: usize = 256;
+
+/// The directory in a bundle.
+const INDEXES: &str = "indexes";
 
 const BLOBS: &str = "blobs";
 const LAYERS: &str = "layers";
@@ -134,19 +137,20 @@ pub(super) struct IndexStore {
 }
 
 impl IndexStore {
-    /// Opens or creates `root`, for a node that was delivered with the indexes in `bundle`.
-    pub(super) fn open(root: PathBuf, bundle: PathBuf) -> io::Result<Self> {
+    /// Opens or creates `root`, for a node with a `bundle`.
+    pub(super) fn open(root: PathBuf, bundle: &Path) -> io::Result<Self> {
         for part in [BLOBS, LAYERS, ORDINARY, HELD, IMAGES, WRONG, UNPACKED, SPOOLS] {
             DirBuilder::new().recursive(true).mode(0o700).create(root.join(part))?;
         }
-        let bundle = Box::new(IndexStore { root: bundle, bundle: None });
-        let store = IndexStore { root, bundle: Some(bundle) };
+        let bundle = IndexStore { root: bundle.join(INDEXES), bundle: None };
+        let store = IndexStore { root, bundle: Some(Box::new(bundle)) };
         eviction::sweep_spools(&store)?;
         Ok(store)
     }
 
-    /// Opens or creates `root`, the indexes of a bundle.
-    pub(super) fn of_bundle(root: PathBuf) -> io::Result<Self> {
+    /// Opens or creates the indexes of a `bundle`.
+    pub(super) fn of_bundle(bundle: &Path) -> io::Result<Self> {
+        let root = bundle.join(INDEXES);
         for part in [BLOBS, LAYERS] {
             fs::create_dir_all(root.join(part))?;
         }
@@ -353,8 +357,7 @@ mod tests {
     }
 
     fn open(directory: &Path) -> IndexStore {
-        let [root, bundle] = ["indexes", "bundle"].map(|name| directory.join(name));
-        IndexStore::open(root, bundle).unwrap()
+        IndexStore::open(directory.join("indexes"), &directory.join("bundle")).unwrap()
     }
 
     fn store() -> (tempfile::TempDir, IndexStore) {
@@ -380,7 +383,7 @@ mod tests {
     #[test]
     fn a_bundle_has_indexes_that_the_node_lacks() {
         let (directory, store) = store();
-        let bundle = IndexStore::of_bundle(directory.path().join("bundle")).unwrap();
+        let bundle = IndexStore::of_bundle(&directory.path().join("bundle")).unwrap();
         let (layer, index) = (digest("layer"), digest("index"));
         let proven = LayerRecord { diff_id: digest("tar"), index, is_proven: true };
         assert!(!store.knows_layers());

@@ -6,7 +6,8 @@
 //! containerd ── name, secret ──▶ Mirror ── the client's login, if any ──▶ registry, mirrors, peers
 //!                                  │
 //!  request_path ─ authorization ─ sessions ─┬─ manifests ── shared_answers   for some seconds
-//!                                           │     └─ outage_answers   while the registry is away
+//!                                           │     ├─ outage_answers   while the registry is away
+//!                                           │     └─ bundled          by the node's bundle
 //!                                           └─ blobs ─ stream   in parts, hashed as they pass
 //! ```
 //!
@@ -24,11 +25,12 @@ use hyper::{
     body::Incoming,
     header::{ALLOW, AUTHORIZATION, HeaderName, HeaderValue, IF_NONE_MATCH, WWW_AUTHENTICATE},
 };
-use lazuli_registry::{Login, Manifest, Options, Reference};
+use lazuli_registry::{Bundle, Login, Manifest, Options, Reference};
 use tokio_rustls::rustls::ServerConfig;
 
 mod authorization;
 mod blobs;
+mod bundled;
 mod counters;
 mod error;
 mod fetch_permits;
@@ -107,6 +109,7 @@ pub struct Mirror {
     memory: Memory,
     lazy: LazyNames,
     outage_answers: OutageAnswers,
+    bundle: Option<Bundle>,
     pulls: PullLogins,
     counters: Counters,
     node: Arc<dyn Node>,
@@ -126,7 +129,9 @@ impl Mirror {
     pub fn open(settings: Settings, node: Arc<dyn Node>) -> Result<Arc<Self>, MirrorError> {
         let Settings { directory, address, registry, lazy, stale } = settings;
         let identity = Identity::open(&directory)?;
-        let own = Options { own_mirror: Some(address), ..registry };
+        // What the registry says is kept apart from what the bundle has.
+        let bundle = registry.bundle.clone();
+        let own = Options { own_mirror: Some(address), bundle: None, ..registry };
         Ok(Arc::new(Mirror {
             address,
             tls: Arc::new(identity.tls()?),
@@ -137,6 +142,7 @@ impl Mirror {
             memory: Memory::default(),
             lazy,
             outage_answers: OutageAnswers::new(directory.join("answers"), stale),
+            bundle,
             pulls: PullLogins::default(),
             counters: Counters::default(),
             node,
@@ -200,9 +206,11 @@ impl Mirror {
             Err(error) => return Problem::of(&error).reply(what),
         };
         let answer = match target {
-            Target::Blob(_, digest) => self.blob(&session, *digest, headers, is_head).await,
+            Target::Blob(_, digest) => {
+                self.blob_or_bundled(&session, *digest, headers, is_head).await
+            }
             _ => {
-                let document = self.manifest(&session, reference).await;
+                let document = self.manifest_or_bundled(&session, reference).await;
                 document.map(|document| manifest_reply(&document, headers))
             }
         };

@@ -148,7 +148,8 @@ impl Mirror {
         if self.sessions.refuses(session) {
             return Some(Problem::Denied("the registry wants a login".to_owned()));
         }
-        session.busy_for().map(|pause| Problem::Busy(Some(pause)))
+        let busy = session.busy_for().map(|pause| Problem::Busy(Some(pause)));
+        busy.or_else(|| self.rests(session))
     }
 
     /// Remembers a registry's refusal of this client, or its request to pause.
@@ -238,7 +239,7 @@ async fn fetch(mirror: Arc<Mirror>, session: Arc<Session>, reference: Reference)
 }
 
 /// The form of an image that a tag is answered with.
-async fn lazy(
+pub(crate) async fn lazy(
     mirror: &Mirror,
     session: &Session,
     reference: &Reference,

@@ -12,7 +12,7 @@ use std::{
 
 use lazuli_image::Digest;
 use lazuli_registry::{
-    ImageName, Keyring, Login, Options, Pull, Reference, RegistryError, Repository,
+    ImageName, Keyring, Layout, Login, Options, Pull, Reference, RegistryError, Repository,
 };
 use tokio::time::Instant;
 
@@ -67,6 +67,13 @@ struct SessionState {
     wrong: HashMap<Digest, Instant>,
 }
 
+impl SessionState {
+    fn new() -> Self {
+        let (sizes, wrong) = Default::default();
+        SessionState { used: Instant::now(), paused_until: None, sizes, wrong }
+    }
+}
+
 impl Session {
     fn open(
         key: Key,
@@ -81,16 +88,39 @@ impl Session {
         }
         let options = Options { keyring, credential_files: Vec::new(), ..node.clone() };
         let repository = lazuli_registry::open(&name, &options)?;
-        let used = Instant::now();
-        let (sizes, wrong) = Default::default();
-        let state = SessionState { used, paused_until: None, sizes, wrong };
-        let (reference, state) = (reference.clone(), Mutex::new(state));
+        let (reference, state) = (reference.clone(), Mutex::new(SessionState::new()));
         Ok(Session { key, reference, login, repository, options, state })
     }
 
     /// The repository, opened at what `reference` names.
     pub(crate) fn at(&self, reference: &Reference) -> Result<Arc<dyn Repository>, RegistryError> {
         lazuli_registry::open(&ImageName::Registry(reference.clone()), &self.options)
+    }
+
+    /// The same client's view of the repository's images in a bundle.
+    pub(crate) fn bundled(&self, layout: Layout) -> Self {
+        Session {
+            key: format!("{}-bundled", self.key),
+            reference: self.reference.clone(),
+            login: self.login.clone(),
+            repository: Arc::new(layout),
+            options: self.options.clone(),
+            state: Mutex::new(SessionState::new()),
+        }
+    }
+
+    /// Returns whether the registry was away a moment ago.
+    pub(crate) fn is_away(&self) -> bool {
+        self.repository.request_policy().health().is_some_and(|health| !health.is_well())
+    }
+
+    /// Notes that the registry did not answer a question that was asked at `started`. It rests,
+    /// unless it rested already.
+    pub(crate) fn was_away(&self, started: Instant) {
+        let policy = self.repository.request_policy();
+        if let Some(health) = policy.health().filter(|health| health.is_well()) {
+            health.failed(started, None);
+        }
     }
 
     /// How registries are reached for this client.

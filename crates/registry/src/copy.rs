@@ -15,7 +15,10 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
-use lazuli_image::{Digest, oci::Descriptor};
+use lazuli_image::{
+    Digest,
+    oci::{Descriptor, Platform},
+};
 use serde::Deserialize;
 
 use crate::{
@@ -42,6 +45,8 @@ const DEPTH: usize = 4;
 #[derive(Debug)]
 pub struct Copy {
     from: Arc<dyn Repository>,
+    /// The only platform whose images are copied, if one is.
+    platform: Option<Platform>,
     /// Each behind those that it names.
     documents: Vec<Document>,
     /// The number of documents that make up the image. The last of them is the one that was asked
@@ -113,16 +118,20 @@ struct Named {
 }
 
 impl Copy {
-    /// Reads all manifests, for every platform, of the image that `from` was opened at, and their
-    /// referrers.
+    /// Reads all manifests of the image that `from` was opened at, for `platform` or for all of
+    /// them, and their referrers.
     ///
     /// # Errors
     /// One of them cannot be read, or names something in a way that is not understood: a copy would
     /// not be whole.
-    pub async fn plan(from: Arc<dyn Repository>) -> Result<Self, RegistryError> {
+    pub async fn plan(
+        from: Arc<dyn Repository>,
+        platform: Option<Platform>,
+    ) -> Result<Self, RegistryError> {
         let root = from.document(None).await?;
         let mut copy = Copy {
             from,
+            platform,
             documents: Vec::new(),
             image: 0,
             blobs: Vec::new(),
@@ -168,7 +177,7 @@ impl Copy {
             let place = open(&tag);
             async move {
                 let Some(place) = place? else { return Ok(None) };
-                match Copy::plan(place).await {
+                match Copy::plan(place, None).await {
                     Ok(copy) => Ok(Some((tag, copy))),
                     Err(error) if error.is_missing() => Ok(None),
                     Err(error) => Err(error),
@@ -246,7 +255,12 @@ impl Copy {
                 return Err(RegistryError::malformed(&self.from.describe(), &object, problem));
             }
             let named = self.parse(&document)?;
-            for entry in named.manifests.into_iter().flatten() {
+            let wanted = self.platform.clone();
+            let is_wanted = |entry: &Descriptor| match (&wanted, entry.runs_on()) {
+                (Some(wanted), Some(platform)) => platform.satisfies(wanted),
+                _ => true,
+            };
+            for entry in named.manifests.into_iter().flatten().filter(is_wanted) {
                 let types = || IMAGE_TYPES.into_iter().chain(INDEX_TYPES);
                 if types().any(|known| known == entry.media_type) {
                     let inner = self.from.document(Some(&entry.digest)).await?;

@@ -10,6 +10,8 @@
 //!   HTTP, tokens, redirects        a directory
 //!          │
 //!   mirrored::Mirrored: several of them, when the registry has mirrors, or nodes share blobs
+//!          │
+//!   bundled::Bundled: beside a layout of images that the node was delivered with
 //! ```
 //!
 //! Only expired access tokens and interrupted uploads are retried here: the caller knows how long a
@@ -50,6 +52,7 @@ pub use repository::{
     BlobContent, Pull, Push, PushBy, Referrers, Repository, RequestPolicy, SmallBlob, TAGS, config,
 };
 pub use route::{
+    bundle::Bundle,
     dragonfly::{Dragonfly, PeerCredentials},
     hosts::{self, Hosts},
     mirror::{self, Mirror, Mirrors},

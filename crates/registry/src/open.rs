@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     error::{HostsError, RegistryError},
     name::ImageName,
-    place::{layout::Layout, mirrored::Mirrored, remote::Registry},
+    place::{bundled::Bundled, layout::Layout, mirrored::Mirrored, remote::Registry},
     repository::Repository,
     route::{
         options::Options,
@@ -43,10 +43,17 @@ impl Route {
             ImageName::Layout(layout) => return Ok(Arc::new(Layout::open(layout.clone()))),
         };
         let mut servers = self.0?;
-        Ok(if servers.len() == 1 && servers[0].may == Capabilities::ALL {
-            Arc::new(Registry::at(reference.clone(), servers.remove(0), options)?)
-        } else {
-            Arc::new(Mirrored::open(reference, servers, options)?)
+        let registry: Arc<dyn Repository> =
+            if servers.len() == 1 && servers[0].may == Capabilities::ALL {
+                Arc::new(Registry::at(reference.clone(), servers.remove(0), options)?)
+            } else {
+                Arc::new(Mirrored::open(reference, servers, options)?)
+            };
+        let bundled = options.bundle.as_ref();
+        let bundled = bundled.and_then(|bundle| Layout::in_bundle(bundle, reference));
+        Ok(match bundled {
+            Some(layout) => Arc::new(Bundled::new(registry, layout, reference)),
+            None => registry,
         })
     }
 }

@@ -1,11 +1,15 @@
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use indicatif::BinaryBytes;
-use lazuli_registry::{Copied, Copy, ImageName, Options, copy::Count};
+use lazuli_registry::{ImageName, Options, copy::Count};
 
-use crate::{Session, image::push, progress};
+use crate::{
+    Session,
+    image::{copy::WholeCopy, push},
+    progress,
+};
 
 /// Copy an image from one place to another, for all platforms and with its traces
 ///
@@ -33,32 +37,23 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         (arguments.source.parse()?, arguments.target.parse()?);
     let options = Options { plain_http: arguments.plain_http, ..session.config.registries()? };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let open = |name: &ImageName| lazuli_registry::open(name, &options);
-    let copy = runtime.block_on(Copy::plan(open(&source)?))?;
-    let beside = |tag: &str| source.tagged(tag).map(|name| open(&name)).transpose();
-    let attachments = runtime.block_on(copy.attachments(beside))?;
-    let bytes = attachments.iter().map(|(_, attached)| attached.bytes()).sum::<u64>();
-    let bar = progress::bytes(Some(copy.bytes() + bytes), "copying");
+    let copy = runtime.block_on(WholeCopy::plan(&source, None, &options))?;
+    let bar = progress::bytes(Some(copy.bytes()), "copying");
     let mount_from = push::mount_source(&source, &target);
-    let mut copied = Copied::default();
-    // The image's name is pushed last: a node that sees it sees its signatures too.
-    let beside = attachments.iter().map(|(tag, attached)| (target.tagged(tag), attached));
-    for (name, copy) in beside.chain([(Some(target.clone()), &copy)]) {
-        let name = name.with_context(|| format!("{target} cannot have tags beside it"))?;
-        let to = open(&name)?;
-        copied += runtime.block_on(copy.run(&*to, mount_from, &|bytes| bar.inc(bytes)))?;
-    }
+    let open = |name: &ImageName| Ok(lazuli_registry::open(name, &options)?);
+    let progress = |bytes| bar.inc(bytes);
+    let copied = runtime.block_on(copy.run(&target, open, mount_from, &progress))?;
     bar.finish_and_clear();
 
     println!("{target}");
-    println!("  digest    {}", copy.digest());
+    println!("  digest    {}", copy.image.digest());
     let print = |what, Count { objects, bytes }| {
         println!("  {what:<8}  {} in {objects} blobs and manifests", BinaryBytes(bytes));
     };
     print("sent", copied.sent);
     print("mounted", copied.mounted);
     print("there", copied.existed);
-    let artifacts = copy.referrers() + attachments.len();
+    let artifacts = copy.image.referrers() + copy.attachments.len();
     if artifacts > 0 {
         println!("  with it   {artifacts} artifacts that refer to it");
     }

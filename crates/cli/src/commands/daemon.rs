@@ -10,8 +10,9 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
 use futures_util::future::join_all;
+use lazuli_registry::{Bundle, Options};
 use lazuli_runtime::{
-    daemon::{self, Ended, Readers, Settings, Worker},
+    daemon::{self, BUNDLE, Ended, Readers, Settings, Worker},
     keeper::{Keeper, Programs, Role},
     kernel::loop_devices,
 };
@@ -161,7 +162,10 @@ fn work(session: &Session) -> Result<ExitCode> {
         prefetch: session.config.prefetch.settings(),
         index: session.config.index.settings(),
         images: session.config.prefetch.images.clone(),
-        registry: session.config.node_registries()?,
+        registry: Options {
+            bundle: Some(Bundle::at(session.root.join(BUNDLE))),
+            ..session.config.node_registries()?
+        },
         snapshots: snapshotter.map(|table| table.address.clone()),
         mirror: session.config.mirror.as_ref().map(|table| table.listen),
         layers,

@@ -1,5 +1,6 @@
 //! The verbs, one file each: the command line, and one function that only orchestrates and prints.
 
+mod bundle;
 mod check;
 mod commit;
 mod convert;
@@ -43,6 +44,7 @@ pub(crate) enum Verb {
     Merge(merge::Arguments),
     Unpack(unpack::Arguments),
     Copy(copy::Arguments),
+    Bundle(bundle::Arguments),
     Mount(mount::Arguments),
     #[command(visible_alias = "unmount")]
     Umount(umount::Arguments),
@@ -78,6 +80,7 @@ impl Verb {
             Verb::Merge(arguments) => merge::run(session, &arguments).map(done),
             Verb::Unpack(arguments) => unpack::run(session, &arguments).map(done),
             Verb::Copy(arguments) => copy::run(session, &arguments).map(done),
+            Verb::Bundle(arguments) => bundle::run(session, &arguments).map(done),
             Verb::Mount(arguments) => mount::run(session, &arguments).map(done),
             Verb::Umount(arguments) => umount::run(session, &arguments).map(done),
             Verb::Run(arguments) => run::run(session, &arguments),

@@ -1,5 +1,6 @@
 //! One image: opens, reads, signs and stores it. Nothing here prints, except progress.
 
+pub(crate) mod copy;
 pub(crate) mod hot_blob;
 pub(crate) mod index_repository;
 pub(crate) mod open;

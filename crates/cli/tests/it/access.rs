@@ -306,6 +306,42 @@ fn a_registry_that_lacks_a_private_blob_gets_nothing_of_it_from_the_cache() {
     rig.lazuli.ok(["umount", "stolen"]);
 }
 
+/// The same on a node with a bundle, which has the private blob and another image of the tenant.
+#[test]
+fn a_bundle_proves_the_blobs_of_its_own_images_alone() {
+    if !able("fanotify") {
+        return;
+    }
+    let rig = Rig::new();
+    let other = FakeRegistry::start().unwrap();
+    let [harmless, stolen] = ["0", "1"].map(|tag| format!("{}/stolen:{tag}", other.host()));
+    fs::write(rig.lazuli.path("source").join("more"), odd::random(9, 300_000)).unwrap();
+    convert(&rig.lazuli, &harmless);
+    let app = format!("{}/app:1", rig.registry.host());
+    let bundle = rig.lazuli.root().join("bundle");
+    let deliver = |image: &str| {
+        rig.lazuli.ok(["bundle", "--to", bundle.to_str().unwrap(), image]);
+    };
+    deliver(&app);
+    deliver(&harmless);
+    rig.lazuli.ok(["copy", &app, &stolen]);
+    rig.require("hush-1");
+    assert_eq!(rig.pull(Some("hush-1")).code(), Code::AlreadyExists);
+    assert!(read(&rig.mounted(), "one"));
+    let data = blobs(&other.manifest("stolen", "1").unwrap())[0].to_string();
+    other.fault("GET", &data, usize::MAX, Fault::WrongBytes);
+    let at = rig.lazuli.directory("stolen");
+    let error = rig.lazuli.fails(["mount", &stolen, "stolen"]);
+    assert!(error.contains(&format!("the registry does not deliver blob {data}")), "{error}");
+
+    other.clear_faults();
+    deliver(&stolen);
+    other.go_away();
+    rig.lazuli.ok(["mount", &stolen, "stolen"]);
+    assert!(read(&at, "one"));
+    rig.lazuli.ok(["umount", "stolen"]);
+}
+
 /// The same with a blob of its own that has a chunk of the private one.
 #[test]
 fn chunks_of_a_private_image_are_copied_within_its_repository_only() {

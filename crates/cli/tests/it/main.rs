@@ -7,6 +7,7 @@ mod bad_input;
 mod bake;
 mod batches;
 mod budget;
+mod bundle;
 mod commit;
 mod containerd;
 mod convert;

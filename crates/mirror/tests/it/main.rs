@@ -2,6 +2,7 @@
 
 mod attacks;
 mod blobs;
+mod bundled;
 mod faults;
 mod logins;
 mod manifests;

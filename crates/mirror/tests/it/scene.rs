@@ -8,7 +8,7 @@ use std::{
 
 use lazuli_image::{Algorithm, Digest, oci::media_type};
 use lazuli_mirror::{Identity, LazyNames, Mirror, Node, Settings};
-use lazuli_registry::{Login, Manifest, Options, Reference};
+use lazuli_registry::{Bundle, Copy, ImageName, Layout, Login, Manifest, Options, Reference};
 use lazuli_testkit::registry::FakeRegistry;
 use reqwest::{Certificate, Client, Response};
 use serde_json::{Value, json};
@@ -57,7 +57,11 @@ impl Scene {
         let settings = Settings {
             directory: directory.path().join("mirror"),
             address,
-            registry: Options { credential_files: Vec::new(), ..Options::default() },
+            registry: Options {
+                credential_files: Vec::new(),
+                bundle: Some(Bundle::at(directory.path().join("bundle"))),
+                ..Options::default()
+            },
             lazy: LazyNames::parse(&lazy).unwrap(),
             stale: Duration::from_secs(3600),
         };
@@ -152,6 +156,15 @@ impl Scene {
             entry(ordinary, platform.clone()), entry(lazy, platform.lazy())]});
         let (index, _) = self.put_manifest(tag, media_type::INDEX, &index);
         [index, ordinary.0, lazy.0]
+    }
+
+    /// Puts the image under `tag` into the node's bundle.
+    pub(crate) async fn bundle(&self, tag: &str) {
+        let image: Reference = format!("{}/{APP}:{tag}", self.registry.host()).parse().unwrap();
+        let to = Bundle::at(self.directory.path().join("bundle")).entry(&image);
+        let from = lazuli_registry::open(&ImageName::Registry(image), &Options::default()).unwrap();
+        let copy = Copy::plan(from, None).await.unwrap();
+        copy.run(&Layout::open(to), None, &|_| {}).await.unwrap();
     }
 
     fn manifest(&self, config: &[u8], layers: &[(&[u8], Value)]) -> Value {

@@ -1,6 +1,7 @@
 //! Routes: the servers of an image, in the order in which they are asked.
 
 pub(crate) mod api;
+pub(crate) mod bundle;
 pub(crate) mod dragonfly;
 pub mod hosts;
 pub mod mirror;

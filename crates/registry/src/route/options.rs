@@ -6,6 +6,7 @@ use crate::{
     error::HostsError,
     name::Reference,
     route::{
+        bundle::Bundle,
         dragonfly::Dragonfly,
         hosts::Hosts,
         mirror::Mirrors,
@@ -46,6 +47,8 @@ pub struct Options {
     /// Address of this node's own mirror. containerd's `hosts.toml` names it for every registry;
     /// requests of the mirror itself leave it out.
     pub own_mirror: Option<SocketAddr>,
+    /// Images that this node was delivered with.
+    pub bundle: Option<Bundle>,
 }
 
 impl Default for Options {
@@ -63,6 +66,7 @@ impl Default for Options {
             indexes: IndexTrust::default(),
             pool: ClientPool::default(),
             own_mirror: None,
+            bundle: None,
         }
     }
 }

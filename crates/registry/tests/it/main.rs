@@ -1,6 +1,7 @@
 //! Names, layouts and registries, checked from outside.
 
 mod archive;
+mod bundled;
 mod conformance;
 mod distance;
 mod dragonfly;

@@ -19,6 +19,7 @@
 //!   snapshots/    what the snapshot service keeps, if containerd is served
 //!   mirror/       certificates of the mirror, and what it answers while a registry is away
 //!   verdicts/     which images may run, by the policy in force
+//!   bundle/       images that the node was delivered with; the daemon only reads it
 //! ```
 //!
 //! The modules, from a request to its answer:
@@ -86,7 +87,11 @@ use layer_store::serve::Leftover;
 pub use layer_store::state::LayerStoreSettings;
 use mounts::adopt;
 use node::Node;
-pub use ordinary::{layers::CoveredLayers, state::IndexSettings};
+pub use ordinary::{
+    bundle::{BUNDLE, index_bundled_layer},
+    layers::CoveredLayers,
+    state::IndexSettings,
+};
 use served::refresh_routes;
 pub use shutdown::Stop;
 #[cfg(fuzzing)]

@@ -1,5 +1,6 @@
 //! Containers that containerd starts on images of its own and of ours.
 
+mod bundled;
 mod by_layer;
 mod chain_ids;
 mod commit;

@@ -29,7 +29,7 @@ impl Layout {
         }
     }
 
-    pub(super) fn tags(&self) -> Result<Vec<String>, RegistryError> {
+    pub(in crate::place) fn tags(&self) -> Result<Vec<String>, RegistryError> {
         match self.entries() {
             Ok(entries) => Ok(entries.iter().filter_map(tag).collect()),
             Err(RegistryError::Missing { .. }) => Ok(Vec::new()),

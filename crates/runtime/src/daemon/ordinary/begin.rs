@@ -67,7 +67,7 @@ pub(super) fn key_of(repository: &dyn Repository) -> String {
 }
 
 /// Returns whether a layer may be readable in places; its first bytes decide.
-fn is_readable(layer: &Descriptor) -> bool {
+pub(super) fn is_readable(layer: &Descriptor) -> bool {
     let kind = layer.media_type.as_str();
     kind.contains("tar") && !kind.ends_with("zstd") && !kind.contains("+encrypted")
 }

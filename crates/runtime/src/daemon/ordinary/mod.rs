@@ -13,6 +13,7 @@
 //!         ├─ access          which clients may read a layer
 //!         ├─ begin ─ pull    layers without an index
 //!         ├─ index_unpacked  layers that containerd has pulled
+//!         ├─ bundle          layers that a node is delivered with
 //!         ├─ publish         for other nodes
 //!         │  └─ layer_content
 //!         └─ lower_layers    mounts for containerd
@@ -22,6 +23,7 @@
 mod access;
 mod background;
 mod begin;
+pub(super) mod bundle;
 mod content_store;
 pub(super) mod index_unpacked;
 mod known_parts;

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Instant,
 };
@@ -59,15 +59,17 @@ pub(in crate::daemon) struct Ordinaries {
 }
 
 impl Ordinaries {
-    /// Opens the records in `root`. The cache's eviction removes unused ones as well.
+    /// Opens the records in `root`, for a node with the `bundle`. The cache's eviction removes
+    /// unused ones as well.
     pub(in crate::daemon) fn open(
         root: PathBuf,
+        bundle: &Path,
         settings: IndexSettings,
         gate: Arc<Gate>,
         registry: Options,
         cache: Arc<Cache>,
     ) -> io::Result<Self> {
-        let store = Arc::new(IndexStore::open(root)?);
+        let store = Arc::new(IndexStore::open(root, bundle)?);
         cache.evict_extra_files(store.clone());
         let (recent, pulls, waiting, unknown) = Default::default();
         Ok(Ordinaries { gate, registry, cache, store, recent, pulls, settings, waiting, unknown })

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use lazuli_registry::{ImageName, Options, Pull, open};
+use lazuli_registry::{ImageName, Layout, Options, Pull, open};
 use lazuli_sys::path_error::At as _;
 
 use crate::{
@@ -42,8 +42,13 @@ pub(in crate::daemon) async fn prove(
     if private.is_empty() {
         return Ok(cached);
     }
+    let bundle = match is_delivered(stored, name, options).await {
+        true => options.bundle.clone(),
+        false => None,
+    };
     // Peers deliver by digest, whoever asks.
-    let registry: Arc<dyn Pull> = open(name, &Options { dragonfly: None, ..options.clone() })?;
+    let options = Options { dragonfly: None, bundle, ..options.clone() };
+    let registry: Arc<dyn Pull> = open(name, &options)?;
     let proofs = private.into_iter().map(|(blob, size)| {
         let source = Arc::new(RepositorySource::new(registry.clone(), blob.id(), size));
         let image = registry.describe();
@@ -57,6 +62,17 @@ pub(in crate::daemon) async fn prove(
     });
     stream::iter(proofs).buffer_unordered(PARALLEL).try_collect::<()>().await?;
     Ok(cached)
+}
+
+/// Returns whether the node was delivered with the image, and not only with others that share its
+/// repository or its blobs.
+async fn is_delivered(stored: &StoredImage, name: &ImageName, options: &Options) -> bool {
+    let ImageName::Registry(reference) = name else { return false };
+    let bundle = options.bundle.as_ref();
+    let layout = bundle.and_then(|bundle| Layout::in_bundle(bundle, reference));
+    let Some(layout) = layout else { return false };
+    let delivered = layout.manifest(None).await;
+    delivered.is_ok_and(|it| name.is_pinned() || it.digest == stored.manifest_digest)
 }
 
 /// Makes the blobs of an image that came with a pull secret private, unless `repository` was just

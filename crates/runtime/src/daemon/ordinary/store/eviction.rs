@@ -187,10 +187,14 @@ mod tests {
         (digest(&manifest), store.path(BLOBS, &index))
     }
 
+    fn open(root: &Path) -> IndexStore {
+        IndexStore::open(root.to_owned(), &root.join("bundle")).unwrap()
+    }
+
     #[test]
     fn an_index_stays_while_containerd_has_its_image() {
         let directory = tempfile::tempdir().unwrap();
-        let store = IndexStore::open(directory.path().to_owned()).unwrap();
+        let store = open(directory.path());
         let ((first, old), (second, young)) = (image(&store, "a"), image(&store, "b"));
         age(&old, 3600);
         age(&young, 1800);
@@ -215,7 +219,7 @@ mod tests {
     #[test]
     fn an_image_stays_until_nobody_has_it() {
         let directory = tempfile::tempdir().unwrap();
-        let store = IndexStore::open(directory.path().to_owned()).unwrap();
+        let store = open(directory.path());
         let (image, _) = image(&store, "a");
         let record = store.image(&image).unwrap();
         store.note_image(&image, &record, Holder::LayerStore).unwrap();
@@ -234,7 +238,7 @@ mod tests {
     #[test]
     fn records_of_images_that_containerd_has_are_never_removed() {
         let directory = tempfile::tempdir().unwrap();
-        let store = IndexStore::open(directory.path().to_owned()).unwrap();
+        let store = open(directory.path());
         let note = |text: &str| {
             let record = LayerRecord { diff_id: digest("t"), index: digest("i"), is_proven: true };
             store.write(LAYERS, &digest(text), &serde_json::to_vec(&record).unwrap()).unwrap();
@@ -265,14 +269,14 @@ mod tests {
     #[test]
     fn a_spool_goes_when_it_does_not_grow() {
         let directory = tempfile::tempdir().unwrap();
-        let store = IndexStore::open(directory.path().to_owned()).unwrap();
+        let store = open(directory.path());
         let spool = store.spool("r.example/a", &digest("layer"));
         assert_ne!(spool, store.spool("r.example/b", &digest("layer")));
         fs::write(&spool, "stored").unwrap();
         assert!(store.unused().is_empty());
         age(&spool, 120);
         assert_eq!(store.unused().len(), 1);
-        let reopen = || IndexStore::open(directory.path().to_owned()).unwrap();
+        let reopen = || open(directory.path());
         reopen();
         assert!(spool.exists());
         age(&spool, 2 * 24 * 3600);

@@ -13,6 +13,9 @@
 //!   unpacked/HEX      the image with this manifest: containerd unpacks it, and it is to be indexed
 //! ```
 //! A file appears whole. What a power cut damages is as good as missing.
+//!
+//! `blobs` and `layers` are also in the bundle of images that the node was delivered with, which is
+//! only read.
 
 mod eviction;
 
@@ -41,6 +44,9 @@ const RECORDS: usize = 16_384;
 
 /// Maximum number of images that wait for being indexed.
 const MOST_UNPACKED: usize = 256;
+
+/// The directory in a bundle.
+const INDEXES: &str = "indexes";
 
 const BLOBS: &str = "blobs";
 const LAYERS: &str = "layers";
@@ -126,17 +132,29 @@ pub(super) struct Unpacked {
 #[derive(Debug)]
 pub(super) struct IndexStore {
     root: PathBuf,
+    /// That of the node's bundle.
+    bundle: Option<Box<IndexStore>>,
 }
 
 impl IndexStore {
-    /// Opens or creates `root`.
-    pub(super) fn open(root: PathBuf) -> io::Result<Self> {
+    /// Opens or creates `root`, for a node with a `bundle`.
+    pub(super) fn open(root: PathBuf, bundle: &Path) -> io::Result<Self> {
         for part in [BLOBS, LAYERS, ORDINARY, HELD, IMAGES, WRONG, UNPACKED, SPOOLS] {
             DirBuilder::new().recursive(true).mode(0o700).create(root.join(part))?;
         }
-        let store = IndexStore { root };
+        let bundle = IndexStore { root: bundle.join(INDEXES), bundle: None };
+        let store = IndexStore { root, bundle: Some(Box::new(bundle)) };
         eviction::sweep_spools(&store)?;
         Ok(store)
+    }
+
+    /// Opens or creates the indexes of a `bundle`.
+    pub(super) fn of_bundle(bundle: &Path) -> io::Result<Self> {
+        let root = bundle.join(INDEXES);
+        for part in [BLOBS, LAYERS] {
+            fs::create_dir_all(root.join(part))?;
+        }
+        Ok(IndexStore { root, bundle: None })
     }
 
     /// The directory.
@@ -147,11 +165,19 @@ impl IndexStore {
     /// The index with this digest, if it is kept.
     pub(super) fn index(&self, digest: &Digest) -> Option<Vec<u8>> {
         let path = self.path(BLOBS, digest);
-        let bytes = fs::read(&path).ok().filter(|bytes| digest.matches(bytes))?;
+        let Some(bytes) = fs::read(&path).ok().filter(|bytes| digest.matches(bytes)) else {
+            return self.bundle.as_ref()?.index(digest);
+        };
         // The most recently used index is evicted last.
         let now = fs::FileTimes::new().set_modified(SystemTime::now());
         let _ = fs::File::options().append(true).open(path).and_then(|file| file.set_times(now));
         Some(bytes)
+    }
+
+    /// Adds the index of a layer to a bundle, in which nothing is evicted.
+    pub(super) fn add(&self, layer: &Digest, record: &LayerRecord, index: &[u8]) -> io::Result<()> {
+        self.write(BLOBS, &record.index, index)?;
+        self.write(LAYERS, layer, &serde_json::to_vec(record)?)
     }
 
     /// Keeps an index, in the place of unused ones that were not used for the longest time.
@@ -165,11 +191,16 @@ impl IndexStore {
     /// Returns whether there are records of any layers.
     pub(super) fn knows_layers(&self) -> bool {
         fs::read_dir(self.root.join(LAYERS)).is_ok_and(|mut layers| layers.next().is_some())
+            || self.bundle.as_ref().is_some_and(|bundle| bundle.knows_layers())
     }
 
     /// The record of a layer.
     pub(super) fn layer(&self, layer: &Digest) -> Option<LayerRecord> {
-        self.read(LAYERS, layer)
+        let own: Option<LayerRecord> = self.read(LAYERS, layer);
+        match own.filter(|record| record.is_proven) {
+            Some(proven) => Some(proven),
+            None => self.bundle.as_ref().and_then(|bundle| bundle.layer(layer)).or(own),
+        }
     }
 
     /// Returns whether the node has hashed all of a layer, whose tar has the digest `diff_id`, and
@@ -325,9 +356,13 @@ mod tests {
         Algorithm::Sha256.digest(text.as_bytes())
     }
 
+    fn open(directory: &Path) -> IndexStore {
+        IndexStore::open(directory.join("indexes"), &directory.join("bundle")).unwrap()
+    }
+
     fn store() -> (tempfile::TempDir, IndexStore) {
         let directory = tempfile::tempdir().unwrap();
-        let store = IndexStore::open(directory.path().join("indexes")).unwrap();
+        let store = open(directory.path());
         (directory, store)
     }
 
@@ -343,6 +378,23 @@ mod tests {
         fs::write(store.path(LAYERS, &digest("layer")), b"").unwrap();
         assert!(store.index(&index).is_none());
         assert!(store.layer(&digest("layer")).is_none());
+    }
+
+    #[test]
+    fn a_bundle_has_indexes_that_the_node_lacks() {
+        let (directory, store) = store();
+        let bundle = IndexStore::of_bundle(&directory.path().join("bundle")).unwrap();
+        let (layer, index) = (digest("layer"), digest("index"));
+        let proven = LayerRecord { diff_id: digest("tar"), index, is_proven: true };
+        assert!(!store.knows_layers());
+        bundle.add(&layer, &proven, b"index").unwrap();
+        assert!(store.knows_layers() && store.has_proven(&layer, &digest("tar")));
+        assert_eq!(store.index(&index).unwrap(), b"index");
+        // A key's statement does not count beside it.
+        store.note_layer(&layer, &LayerRecord { is_proven: false, ..proven }).unwrap();
+        assert_eq!(store.layer(&layer), Some(proven));
+        fs::write(bundle.path(BLOBS, &index), b"other").unwrap();
+        assert!(!store.has_proven(&layer, &digest("tar")));
     }
 
     #[test]

@@ -1,0 +1,49 @@
+//! Indexes of layers in a bundle: a build machine reads the layers whole, so that nodes need not.
+//!
+//! A node trusts them as those that it has made itself: whoever can write to its state directory
+//! can write both.
+
+use std::{io::Read, path::Path};
+
+use lazuli_image::{Algorithm, Decoded, Digest, oci::Descriptor};
+use lazuli_sys::path_error::At as _;
+
+use super::{
+    begin::is_readable,
+    store::{IndexStore, LayerRecord},
+    whole_layer,
+};
+use crate::daemon::DaemonError;
+
+/// The directory of a bundle in a state directory.
+pub const BUNDLE: &str = "bundle";
+
+/// Reads a layer of the bundle in `directory` from `source`, and adds its index. Its tar must have
+/// the digest `diff_id`. The result is the reason why containerd has to unpack the layer, if it
+/// has. Blocks.
+///
+/// # Errors
+/// The index cannot be written.
+pub fn index_bundled_layer(
+    directory: &Path,
+    layer: &Descriptor,
+    diff_id: Digest,
+    source: impl Read + Send + 'static,
+) -> Result<Option<String>, DaemonError> {
+    let store = IndexStore::of_bundle(directory).at(directory)?;
+    if store.has_proven(&layer.digest, &diff_id) {
+        return Ok(None);
+    }
+    if !is_readable(layer) {
+        return Ok(Some(format!("layers of type {} have no index", layer.media_type)));
+    }
+    let known = match whole_layer::read(layer, diff_id, source, &mut |_: Decoded, _: &[u8]| Ok(()))
+    {
+        Ok(known) => known,
+        Err(error) => return Ok(Some(error.to_string())),
+    };
+    let index = Algorithm::Sha256.digest(&known.index);
+    let record = LayerRecord { diff_id, index, is_proven: true };
+    store.add(&layer.digest, &record, &known.index).at(store.root())?;
+    Ok(None)
+}

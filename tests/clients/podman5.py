@@ -11,7 +11,7 @@ from lab import REPOSITORY, corpus, run
 from lab.coldstart import image_size
 from lab.oci import Layout
 from podman import IMAGE, PROGRAM, UNREAD, Podman, scene
-from scene import expect, mb, same_trees, saw
+from scene import expect, expect_failure, mb, same_trees, saw
 
 sys.path.append(str(REPOSITORY / "tests/compat"))
 import seekable
@@ -69,17 +69,24 @@ def everything(node, form, work):
     expect("v=" in podman.run(image, *PROGRAM), "a container starts with the new worker")
 
     committed = image.replace(":1", ":committed")
-    with node.registry.counted() as traffic:
-        podman("commit", "--quiet", box, committed)
-    saw("podman commit", name, f"{mb(traffic.bytes)} MB fetched")
-    with node.registry.counted() as traffic:
-        podman("push", "--quiet", committed)
-    saw("podman push of the commit", name, f"{mb(traffic.bytes)} MB fetched")
+    commit = ["commit", "--quiet", box, committed]
+    if form == "containers-chunked":
+        # podman copies layers of which it knows no DiffID, and GNU tar has padded those of the
+        # image.
+        expect_failure(lambda: podman(*commit), "inconsistent layer size")
+        saw("podman commit", name, "refused: inconsistent layer size")
+    else:
+        with node.registry.counted() as traffic:
+            podman(*commit)
+        saw("podman commit", name, f"{mb(traffic.bytes)} MB fetched")
+        with node.registry.counted() as traffic:
+            podman("push", "--quiet", committed)
+        saw("podman push of the commit", name, f"{mb(traffic.bytes)} MB fetched")
+        podman("rmi", "--force", committed)
+        check = ["sh", "-c", "cat /new; ls /etc/debian_version || sha256sum " + UNREAD]
+        shown = podman.run(committed, *check)
+        expect(shown == f"written\n{unread}", f"the pushed image shows {shown}")
     podman("rm", "--force", "--time", 0, box)
-    podman("rmi", "--force", committed)
-    check = ["sh", "-c", "cat /new; ls /etc/debian_version || sha256sum " + UNREAD]
-    shown = podman.run(committed, *check)
-    expect(shown == f"written\n{unread}", f"the pushed image shows {shown}")
 
     # The ordinary image has the files of the others; podman's own pull of eStargz shows more.
     own = Podman(node, "own", lazy=False)

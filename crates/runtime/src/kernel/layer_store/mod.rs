@@ -8,7 +8,7 @@
 //!   blob   the layer as stored
 //! ```
 //!
-//! containers/storage 1.52 and later name a layer by the digest of its table of contents, earlier
+//! containers/storage 1.54 and later name a layer by the digest of its table of contents, earlier
 //! ones by its digest as stored.
 //!
 //! Nothing can be listed: a name exists while it is looked up. To count users of a layer, a client

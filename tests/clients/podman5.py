@@ -35,18 +35,22 @@ def main(work):
     options = f"lowerdir={work}/system/usr:/usr"
     run("mount", "-t", "overlay", "-o", options, "overlay", "/usr")
     print(run("podman", "--version").decode().strip(), flush=True)
-    for form in ("ordinary", *FORMS):
+    with scene(work / "scene-lazy") as node:
+        image = node.publish(IMAGE, ["lazy"])["lazy"]
+        expect_failure(lambda: Podman(node)("pull", "--quiet", image), "unsupported format")
+        saw("podman pull", "lazy", "refused: podman does not know layers of data")
+    for form in ("ordinary", "indexed", *FORMS):
         with scene(work / f"scene-{form}") as node:
             everything(node, form, work)
 
 
 def everything(node, form, work):
-    podman, ordinary = Podman(node), node.publish(IMAGE, ["ordinary"])["ordinary"]
-    image, name, lazy = ordinary, FORMS.get(form, form), form in FORMS
+    podman, name, lazy = Podman(node), FORMS.get(form, form), form in FORMS
+    images = node.publish(IMAGE, {"ordinary", form} - set(FORMS))
     if lazy:
-        image = f"{node.registry.address}/{form}/{IMAGE}:1"
-        node.lazuli("copy", f"oci:{work / form}:latest", image)
-    size = image_size(image)
+        images[form] = f"{node.registry.address}/{form}/{IMAGE}:1"
+        node.lazuli("copy", f"oci:{work / form}:latest", images[form])
+    image, size = images[form], image_size(images[form])
     with node.registry.counted() as traffic:
         podman("pull", "--quiet", image)
         expect("v=" in podman.run(image, *PROGRAM), "redis-server says its version")
@@ -90,8 +94,8 @@ def everything(node, form, work):
 
     # The ordinary image has the files of the others; podman's own pull of eStargz shows more.
     own = Podman(node, "own", lazy=False)
-    own("pull", "--quiet", ordinary)
-    expected, found = own.tree(ordinary), podman.tree(image)
+    own("pull", "--quiet", images["ordinary"])
+    expected, found = own.tree(images["ordinary"]), podman.tree(image)
     count = same_trees(whole_seconds(expected), whole_seconds(found))
     saw("tree beside podman's own", name, f"{count} entries are equal")
 

@@ -15,9 +15,7 @@ use lazuli_testkit::{
 use rustix::mount::{UnmountFlags, unmount};
 use serde_json::json;
 
-use super::{
-    Scene, acquire, assert_missing, digest_of, entries, info, overlay, release,
-};
+use super::{Scene, acquire, assert_missing, digest_of, entries, info, overlay, release};
 use crate::{drivers::here, mount::unpack, numbered};
 
 const FORMATS: [Format; 3] = [Format::Estargz, Format::StargzChunked, Format::ContainersChunked];

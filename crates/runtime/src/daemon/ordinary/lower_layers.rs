@@ -65,9 +65,7 @@ impl Node {
         let (_, digest) = request.name_and_digest()?;
         match self.admission.recent.get(name) {
             Some(manifest) => Ok(manifest),
-            None => {
-                self.ordinaries.manifest(name, &digest, &self.admission.options(request)).await
-            }
+            None => self.ordinaries.manifest(name, &digest, &self.admission.options(request)).await,
         }
     }
 

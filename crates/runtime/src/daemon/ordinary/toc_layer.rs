@@ -53,10 +53,9 @@ impl Images {
         let Some(image) = self.ordinary_image(request, &name).await? else { return Ok(None) };
         let Some(named) = layer_by_toc(&image.manifest, toc) else { return Ok(None) };
         let claimed = image.layers().find(|(layer, _)| layer.digest == named.digest);
-        let layer = claimed.zip(SeekableLayer::of(named)).map(|((_, claimed), layer)| TocLayer {
-            layer,
-            claimed_diff_id: *claimed,
-        });
+        let layer = claimed
+            .zip(SeekableLayer::of(named))
+            .map(|((_, claimed), layer)| TocLayer { layer, claimed_diff_id: *claimed });
         let Some(layer) = layer else { return Ok(None) };
         let repository = lazuli_registry::open(&name, &options)?;
         let is_shown = image.access.allows(&*repository, None, layer.layer.digest).await?

@@ -18,7 +18,7 @@ use crate::{
 
 /// A mounted image: the image made by this node, its admission, the manifest of the ordinary image,
 /// and a pin on its files.
-pub(super) type Shown = (StoredImage, Verified, Arc<Manifest>, Pin);
+type Shown = (StoredImage, Verified, Arc<Manifest>, Pin);
 
 /// Layers of an ordinary image that are shown together.
 #[derive(Clone, Copy, Debug)]
@@ -51,10 +51,11 @@ impl Node {
         layer: Digest,
     ) -> Result<Shown, DaemonError> {
         let manifest = self.known_manifest(request, name).await?;
-        match layer_by_toc(&manifest, &layer).cloned() {
-            Some(layer) => self.shown_by_toc(request, name, manifest, &layer).await,
-            None => self.shown(request, name, manifest, Part::One(layer)).await,
-        }
+        let Some(by_toc) = layer_by_toc(&manifest, &layer) else {
+            return self.shown(request, name, manifest, Part::One(layer)).await;
+        };
+        let (stored, verified, pin) = self.shown_by_toc(request, name, &manifest, by_toc).await?;
+        Ok((stored, verified, manifest, pin))
     }
 
     async fn known_manifest(

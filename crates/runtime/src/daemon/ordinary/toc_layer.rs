@@ -4,14 +4,13 @@
 //! they need no statement, and are shown where `run` shows images of such layers. Nothing is said
 //! of the layer's tar, which nothing has hashed.
 
-use std::sync::Arc;
-
 use lazuli_image::{Digest, oci::Descriptor, seekable::SeekableLayer};
+use lazuli_policy::Verified;
 use lazuli_registry::{ImageName, Manifest, SeekableLayers};
 
-use super::{lower_layers::Shown, store::Holder};
+use super::store::Holder;
 use crate::{
-    daemon::{DaemonError, api::MountRequest, images::Images, node::Node},
+    daemon::{DaemonError, admission::pins::Pin, api::MountRequest, images::Images, node::Node},
     image::{ImageError, StoredImage, lone_layer},
 };
 
@@ -70,22 +69,22 @@ impl Node {
         &self,
         request: &MountRequest,
         name: &ImageName,
-        manifest: Arc<Manifest>,
+        manifest: &Manifest,
         layer: &Descriptor,
-    ) -> Result<Shown, DaemonError> {
+    ) -> Result<(StoredImage, Verified, Pin), DaemonError> {
         let options = self.admission.options(request);
         let repository = lazuli_registry::open(name, &options)?;
         if options.indexes.seekable_layers(name) == SeekableLayers::Ordinary {
             return Err(ImageError::NotLazy { image: name.to_string() }.into());
         }
-        let verified = self.admission.admit(request, &manifest).await?;
-        let lone = lone_layer(&manifest, layer)?;
+        let verified = self.admission.admit(request, manifest).await?;
+        let lone = lone_layer(manifest, layer)?;
         let images = self.root.join("images");
         let pin = self.admission.pins.pin(&images, lone.digest);
         // Another name of the image may have the same layer.
         let _lock = self.admission.fetch_locks.lock(&lone.digest.to_string()).await;
         let stored = StoredImage::fetch_layer(repository, &lone, &images).await?;
         let verified = verified.of_index(stored.manifest_digest);
-        Ok((stored, verified, manifest, pin))
+        Ok((stored, verified, pin))
     }
 }

@@ -5,7 +5,10 @@
 //! layers, with a NUL between them.
 #![no_main]
 
-use lazuli_builder::index::{LayerToc, SeekableImage, assemble_seekable};
+use lazuli_builder::{
+    BuildError,
+    index::{LayerToc, SeekableImage, assemble_seekable, assemble_seekable_one},
+};
 use lazuli_image::{
     Algorithm, Stored,
     rafs::{Bootstrap, check},
@@ -31,11 +34,16 @@ fuzz_target!(|data: &[u8]| {
         }
     };
     let layers: Vec<_> = (0..2).zip(tocs.splitn(2, |byte| *byte == 0)).map(layer).collect();
-    let Ok(SeekableImage { bootstrap, points }) = assemble_seekable(&layers) else { return };
+    assert_sound(assemble_seekable(&layers));
+    assert_sound(assemble_seekable_one(&layers[0]));
+});
+
+fn assert_sound(image: Result<SeekableImage, BuildError>) {
+    let Ok(SeekableImage { bootstrap, points }) = image else { return };
     let mut bootstrap = Bootstrap::open(bootstrap).expect("what is made can be opened");
     for (blob, points) in points {
         bootstrap.set_points(blob, points).expect("every unit has its point");
     }
     check(&bootstrap).expect("what is made is sound");
     bootstrap.tree().expect("what is made is a tree");
-});
+}

@@ -1,5 +1,6 @@
 """Makes eStargz and zstd:chunked images with the packages that nerdctl and podman use."""
 
+import hashlib
 import json
 import re
 import subprocess
@@ -28,14 +29,20 @@ def build(work):
 def make(maker, form, source, work):
     """The image of a layout with every layer written anew."""
     layout, manifest = Layout.create(work / form), source.manifest(only_tag(source))
-    layers = []
+    layers, diff_ids = [], []
     for layer in manifest["layers"]:
         tar, blob = work / "layer.tar", work / "layer"
         unpack(source.blob(layer["digest"]), tar)
         annotations = json.loads(run(maker, form, tar, blob))
         layers.append(layout.add_file(blob, f"{MEDIA}.layer.v1.tar+{FORMATS[form]}", annotations=annotations))
+        # eStargz has other files and another order in it.
+        unpack(blob, tar)
+        with open(tar, "rb") as file:
+            diff_ids.append(f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}")
         blob.unlink()
-    layout.add_image(source.json(manifest["config"]["digest"]), layers)
+    config = source.json(manifest["config"]["digest"])
+    config["rootfs"]["diff_ids"] = diff_ids
+    layout.add_image(config, layers)
     return layout
 
 

@@ -84,6 +84,11 @@ impl Layer {
         }
     }
 
+    /// The annotations that a manifest has of it.
+    pub fn annotations(&self) -> &[(&'static str, String)] {
+        self.ready.as_ref().map(|ready| &ready.annotations[..]).unwrap_or_default()
+    }
+
     /// The digest of the tar file: the layer's `diff_id`.
     pub fn diff_id(&self) -> Digest {
         Algorithm::Sha256.digest(&self.tar)
@@ -129,8 +134,7 @@ impl Image {
         let mut layers = Vec::new();
         for layer in &self.layers {
             let (_, mut descriptor) = put(dir, layer.media_type(), &layer.stored()?)?;
-            let notes = layer.ready.iter().flat_map(|ready| &ready.annotations);
-            for (key, value) in notes {
+            for (key, value) in layer.annotations() {
                 descriptor["annotations"][key] = value.clone().into();
             }
             layers.push(descriptor);

@@ -37,7 +37,7 @@ pub use self::{
     assemble::{KnownLayer, assemble, assemble_one},
     index_while_reading::{IndexAndDiffId, index_while_reading},
     layer::{ChunkSink, IndexLayer},
-    seekable::{LayerToc, SeekableImage, assemble_seekable},
+    seekable::{LayerToc, SeekableImage, assemble_seekable, assemble_seekable_one},
     skeleton::{diff_id, tar_size},
 };
 use crate::{

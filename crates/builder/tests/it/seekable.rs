@@ -1,10 +1,11 @@
 //! Images of layers that say themselves what is in them.
 
-use lazuli_builder::index::{LayerToc, SeekableImage, assemble_seekable};
+use lazuli_builder::index::{LayerToc, SeekableImage, assemble_seekable, assemble_seekable_one};
 use lazuli_image::{
     Algorithm, Chunk, Kind, Stored, Tree,
     rafs::{self, Bootstrap, layout::Origin},
     seekable::{FrameDigest, SeekableLayer, TocPlace},
+    tree::Device,
 };
 
 const SIZE: u64 = 64 << 20;
@@ -58,6 +59,27 @@ fn open(layers: &[LayerToc]) -> Bootstrap<Vec<u8>> {
 
 fn refused(layers: &[LayerToc]) -> String {
     assemble_seekable(layers).unwrap_err().to_string()
+}
+
+/// A layer alone is a lower directory of overlayfs.
+#[test]
+fn whiteouts_of_a_layer_alone_are_those_of_overlayfs() {
+    let entry = |name: &str, kind: &str| format!(r#"{{"name":"{name}","type":"{kind}"}}"#);
+    let listed = [entry("a/", "dir"), file("a/.wh.x", 0, ""), file(".wh.y", 0, "")];
+    let SeekableImage { bootstrap, .. } = assemble_seekable_one(&estargz(1, &listed)).unwrap();
+    let bootstrap = Bootstrap::open(bootstrap).unwrap();
+    rafs::check(&bootstrap).unwrap();
+    let tree = bootstrap.tree().unwrap();
+    for path in ["a/x", "y"] {
+        let id = tree.find(path.split('/').map(str::as_bytes)).unwrap();
+        let kind = &tree[id].kind;
+        assert!(matches!(kind, Kind::CharDevice(Device { major: 0, minor: 0 })), "{kind:?}");
+    }
+    // Owner and mode of the directory are those of lower layers.
+    let unlisted = estargz(1, &[file("a/x", 0, "")]);
+    let error = assemble_seekable_one(&unlisted).unwrap_err().to_string();
+    assert!(error.contains("does not list the directory"), "{error}");
+    assemble_seekable(&[unlisted]).unwrap();
 }
 
 fn content<'a>(bootstrap: &'a Bootstrap<Vec<u8>>, tree: &Tree, path: &str) -> Vec<&'a Chunk> {

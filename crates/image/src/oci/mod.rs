@@ -62,6 +62,9 @@ pub mod media_type {
     pub const DATA_BLOB: &str = "application/vnd.oci.image.layer.nydus.blob.v1";
     /// A referrer that makes an ordinary image readable in places.
     pub const LAYER_INDEX: &str = "application/vnd.lazuli.index.v1";
+    /// One layer of an image that is shown by its table of contents. No registry has such
+    /// manifests.
+    pub const SEEKABLE_LAYER: &str = "application/vnd.lazuli.seekable-layer.v1";
     /// Docker's image configuration.
     pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
     /// Configuration of a lazy image, from converters that mark it so that other runtimes don't try

@@ -84,6 +84,17 @@ impl SeekableLayer {
         Some(SeekableLayer { digest: layer.digest, size: layer.size, toc })
     }
 
+    /// The digest of its table of contents, as its annotation has it.
+    pub fn toc_digest(&self) -> Digest {
+        match self.toc {
+            TocPlace::Member { digest }
+            | TocPlace::Frame {
+                digest: FrameDigest::Stored(digest) | FrameDigest::Unpacked(digest),
+                ..
+            } => digest,
+        }
+    }
+
     /// Returns whether its root has files of the format that are not part of the image.
     pub fn has_landmarks(&self) -> bool {
         !matches!(self.toc, TocPlace::Frame { digest: FrameDigest::Stored(_), .. })

@@ -3,6 +3,7 @@
 use std::{fs, io, path::Path, sync::Arc};
 
 use futures_util::future::join_all;
+use lazuli_builder::index::{assemble_seekable, assemble_seekable_one};
 use lazuli_image::{
     Algorithm, Digest,
     oci::{Descriptor, Manifest},
@@ -40,6 +41,8 @@ pub(super) enum Form<'a> {
     Lazy(&'a Descriptor),
     /// The tables of contents of its layers.
     Seekable(Vec<SeekableLayer>),
+    /// The table of contents of its only layer, which overlayfs puts on others.
+    SeekableLayer(SeekableLayer),
 }
 
 impl<'a> Form<'a> {
@@ -76,7 +79,15 @@ pub(super) async fn fill<T, E: From<ImageError>>(
             }
             Form::Seekable(layers) => {
                 let admitted = admission.await?;
-                let made = seekable::make_bootstrap(repository, &layers, &path).await?;
+                let made =
+                    seekable::make_bootstrap(repository, &layers, assemble_seekable, &path).await?;
+                let (bootstrap, reservation, fetched) = made;
+                Ok((admitted, bootstrap, reservation, fetched))
+            }
+            Form::SeekableLayer(layer) => {
+                let admitted = admission.await?;
+                let assemble = |tocs: &[_]| assemble_seekable_one(&tocs[0]);
+                let made = seekable::make_bootstrap(repository, &[layer], assemble, &path).await?;
                 let (bootstrap, reservation, fetched) = made;
                 Ok((admitted, bootstrap, reservation, fetched))
             }

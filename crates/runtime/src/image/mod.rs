@@ -49,6 +49,7 @@ use lazuli_image::{
         self, Bootstrap,
         layout::{MAX_ROWS, Origin},
     },
+    seekable::SeekableLayer,
 };
 use lazuli_registry::{self as registry, Pull, SeekableLayers};
 use lazuli_sys::{
@@ -66,7 +67,7 @@ use self::{
 pub use self::{
     directory::bootstrap_path, error::ImageError, fetched::Fetched, unpack::UnpackError,
 };
-pub(crate) use self::{files::files_with, walk::walk};
+pub(crate) use self::{files::files_with, seekable::lone_layer, walk::walk};
 
 /// An image whose metadata is on this node.
 #[derive(Debug)]
@@ -124,6 +125,31 @@ impl StoredImage {
     ) -> Result<(Self, Fetched, T), E> {
         let form = Form::of(&manifest.parsed, seekable);
         let form = form.ok_or_else(|| ImageError::NotLazy { image: repository.describe() })?;
+        Self::fetch_form(repository, manifest, form, images, admission).await
+    }
+
+    /// One layer of an image that was admitted, by its table of contents, as an image of its own:
+    /// [`seekable::lone_layer`].
+    pub(crate) async fn fetch_layer(
+        repository: Arc<dyn Pull>,
+        layer: &registry::Manifest,
+        images: &Path,
+    ) -> Result<Self, ImageError> {
+        let own = layer.parsed.layers.first().and_then(SeekableLayer::of);
+        let own = own.ok_or_else(|| ImageError::NotLazy { image: repository.describe() })?;
+        let admission = std::future::ready(Ok::<_, ImageError>(()));
+        let form = Form::SeekableLayer(own);
+        let (image, ..) = Self::fetch_form(repository, layer, form, images, admission).await?;
+        Ok(image)
+    }
+
+    async fn fetch_form<T, E: From<ImageError>>(
+        repository: Arc<dyn Pull>,
+        manifest: &registry::Manifest,
+        form: Form<'_>,
+        images: &Path,
+        admission: impl Future<Output = Result<T, E>>,
+    ) -> Result<(Self, Fetched, T), E> {
         let mut fetched = Fetched { bytes: manifest.raw.len() as u64, requests: 1 };
         let directory = images.join(manifest.digest.hex());
         let mut admission = pin!(admission);

@@ -11,14 +11,19 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use lazuli_builder::index::{LayerToc, SeekableImage, assemble_seekable};
+use lazuli_builder::{
+    BuildError,
+    index::{LayerToc, SeekableImage},
+};
 use lazuli_image::{
     FormatError, Stored,
+    oci::{Descriptor, media_type},
     rafs::{self, Bootstrap},
     seekable::{MAX_TOC, SeekableLayer, TocPlace, footer, toc_of_frame, toc_of_member},
 };
-use lazuli_registry::{Pull, RegistryError};
+use lazuli_registry::{Document, Manifest, Parsed, Pull, RegistryError};
 use lazuli_sys::mmap::{FinishedFile, Map};
+use serde_json::json;
 use tokio::sync::Mutex;
 
 use super::{
@@ -46,10 +51,14 @@ static HELD: AtomicU64 = AtomicU64::new(0);
 /// Layers whose tables are fetched at the same time.
 const LAYERS: usize = 8;
 
-/// Makes the bootstrap of the image of `layers` in the new file `path`.
+/// Makes an image of layers from their tables.
+type Assemble = fn(&[LayerToc]) -> Result<SeekableImage, BuildError>;
+
+/// Makes the bootstrap of the image that `assemble` makes of `layers` in the new file `path`.
 pub(super) async fn make_bootstrap(
     repository: &Arc<dyn Pull>,
     layers: &[SeekableLayer],
+    assemble: Assemble,
     path: &Path,
 ) -> Result<(Bootstrap<Map>, Reservation, Fetched), ImageError> {
     let image = repository.describe();
@@ -67,7 +76,7 @@ pub(super) async fn make_bootstrap(
         UnpackError::Format(source) => ImageError::Format { image: image.clone(), source },
         source => ImageError::Unpack { image: image.clone(), source },
     };
-    let make = move || Ok(assemble_seekable(&tocs));
+    let make = move || Ok(assemble(&tocs));
     let made = blocking(make).await.map_err(failed)?;
     let made = made.map_err(|source| ImageError::Seekable { image: image.clone(), source })?;
     let path = path.to_owned();
@@ -84,6 +93,25 @@ pub(super) async fn make_bootstrap(
     };
     let (bootstrap, reservation) = blocking(open).await.map_err(failed)?;
     Ok((bootstrap, reservation, fetched))
+}
+
+/// The manifest under which this node keeps one layer of `image`, which overlayfs puts on others.
+/// The type of artifact tells it from a manifest that a registry may send: an image of the same
+/// layer shows no whiteouts.
+pub(crate) fn lone_layer(image: &Manifest, layer: &Descriptor) -> Result<Manifest, RegistryError> {
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": media_type::MANIFEST,
+        "artifactType": media_type::SEEKABLE_LAYER,
+        "config": image.parsed.config,
+        "layers": [layer],
+        "subject": image.descriptor(),
+    });
+    let document = Document::new(manifest.to_string().into_bytes(), media_type::MANIFEST);
+    match document.parse("this node")? {
+        Parsed::Image(manifest) => Ok(*manifest),
+        Parsed::Index(..) => unreachable!("it has the type of an image's manifest"),
+    }
 }
 
 /// For each blob, the stored bytes at its beginning that a start reads: to the end of the content

@@ -16,7 +16,7 @@ use lazuli_image::{
 };
 
 use super::{MAX_LAYERS, memory::share};
-use crate::{build::stack, error::BuildError, pack::for_each_chunk};
+use crate::{build::stack, error::BuildError, pack::for_each_chunk, whiteout};
 
 /// Maximum number of chunk-sized parts of all files. A part takes 8 bytes of the bootstrap; with
 /// the smallest chunk size this is 64 GiB of content.
@@ -53,12 +53,32 @@ pub fn assemble_seekable(layers: &[LayerToc]) -> Result<SeekableImage, BuildErro
         return Err(BuildError::TooMany { what: "layers", count, limit });
     }
     let mut memory = share();
+    let read = layers.iter().zip(0..).map(|(layer, number)| {
+        Ok((layer.layer.digest.to_string(), layer::read(layer, number, &mut memory)?))
+    });
+    join(read.collect::<Result<_, BuildError>>()?)
+}
+
+/// Makes the image that has the tree of `layer` alone, as a lower directory of overlayfs: whiteouts
+/// are character devices and attributes.
+///
+/// # Errors
+/// As [`assemble_seekable`]. The layer has files in directories that it does not list, whose owner
+/// and mode are those of lower layers, or other content that depends on these.
+pub fn assemble_seekable_one(layer: &LayerToc) -> Result<SeekableImage, BuildError> {
+    let name = layer.layer.digest.to_string();
+    let mut read = layer::read(layer, 0, &mut share())?;
+    whiteout::to_overlayfs(&mut read.entries)
+        .map_err(|problem| BuildError::Layer { layer: name.clone(), problem })?;
+    join(vec![(name, read)])
+}
+
+/// Makes the image of layers that were read, each with its name.
+fn join(layers: Vec<(String, layer::Read)>) -> Result<SeekableImage, BuildError> {
     let (mut entries, mut read) = (Vec::new(), Vec::new());
     let mut chunk_size = MAX_UNIT;
-    for (layer, number) in layers.iter().zip(0..) {
-        let layer::Read { entries: own, record, landmark, divisor } =
-            layer::read(layer, number, &mut memory)?;
-        entries.push((layer.layer.digest.to_string(), own));
+    for (name, layer::Read { entries: own, record, landmark, divisor }) in layers {
+        entries.push((name, own));
         chunk_size = chunk_size.min(divisor);
         read.push((record, landmark));
     }

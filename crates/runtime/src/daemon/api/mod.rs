@@ -88,7 +88,8 @@ pub struct MountRequest {
     /// for containerd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<u32>,
-    /// The layer of an ordinary image, by its digest as stored, that is shown alone, for overlayfs.
+    /// The layer of an ordinary image that is shown alone, for overlayfs: by its digest as stored,
+    /// or by that of its table of contents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<Digest>,
     /// Set-user-id programs and file capabilities of the image have no effect.

@@ -46,8 +46,8 @@ impl Answers {
     /// Returns whether this node has found out since that a layer has another content than it was
     /// said to have.
     fn is_refuted(&self, held: &HeldLayer) -> bool {
-        let HeldLayer { layer, diff_id, index, .. } = held;
-        self.images.0.ordinaries.is_refuted(layer, diff_id, *index)
+        let HeldLayer { layer, toc, diff_id, index, .. } = held;
+        toc.is_none() && self.images.0.ordinaries.is_refuted(layer, diff_id, *index)
     }
 
     /// Begins to count a user. Another worker that takes over by plan waits for the result to be

@@ -6,15 +6,19 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use lazuli_builder::index::{KnownLayer, tar_size};
-use lazuli_image::{Algorithm, Digest, rafs::ReadIndex};
-use lazuli_registry::{ImageName, Manifest, Reference};
+use lazuli_builder::index::tar_size;
+use lazuli_image::{Algorithm, Codec, Digest, rafs::ReadIndex};
+use lazuli_registry::{ImageName, Manifest, Reference, SeekableLayers};
 use lazuli_sys::path_error::At as _;
 use tokio::sync::OwnedMutexGuard;
 
 use super::held::{HeldLayer, request};
 use crate::{
-    daemon::{DaemonError, images::Images},
+    daemon::{
+        DaemonError,
+        images::Images,
+        ordinary::toc_layer::{TocLayer, layer_by_toc},
+    },
     kernel::layer_store::LayerName,
 };
 
@@ -71,7 +75,9 @@ impl Images {
         // Never a file of this node.
         let Ok(reference) = image.parse::<Reference>() else { return Ok(None) };
         let image_name = ImageName::Registry(reference);
-        if !self.may_know_layers(&image_name) {
+        let options = &self.0.admission.registry;
+        let may_show_tables = options.indexes.seekable_layers(&image_name) == SeekableLayers::Lazy;
+        if !may_show_tables && !self.may_know_layers(&image_name) {
             return Ok(None);
         }
         let Some(manifest) = self.meaning(image, &image_name).await? else { return Ok(None) };
@@ -82,31 +88,42 @@ impl Images {
         // They stay until the layer is held.
         let _documents = self.lock_documents(&manifest.digest).await;
         let request = request(image, &pinned, PathBuf::from("/"), driver);
-        let Some(known) = self.single_layer(&request, layer).await? else { return Ok(None) };
-        let KnownLayer { digest, stored_size, diff_id, index } = known;
-        let index_digest = Algorithm::Sha256.digest(&index);
-        let index = ReadIndex::parse(&index, digest, stored_size);
-        let Ok(index) = index.inspect_err(|error| tracing::warn!(%error, "not usable")) else {
-            return Ok(None);
-        };
-        // Known as long as the layer has a skeleton, which every layer that is shown has.
-        let tar_size = tar_size(&index).ok();
-        let held = HeldLayer {
+        let held = |layer, stored_size, diff_id| HeldLayer {
             image: image.clone(),
-            layer: *layer,
+            layer,
+            toc: None,
             manifest: manifest.digest,
-            pinned,
+            pinned: pinned.clone(),
             diff_id,
-            index: Some(index_digest),
+            index: None,
             stored_size,
-            tar_size,
-            // Layers of other compressions have no index.
-            is_gzip: diff_id != digest,
+            tar_size: None,
+            is_gzip: false,
             users: 0,
             since: SystemTime::now(),
         };
-        self.0.layer_store.hold(held.clone()).at(&self.0.root)?;
-        Ok(Some(held))
+        let found = match layer_by_toc(&manifest, layer) {
+            Some(_) => {
+                let found = self.toc_layer(&request, layer).await?;
+                found.map(|TocLayer { layer, claimed_diff_id }| HeldLayer {
+                    toc: Some(layer.toc_digest()),
+                    is_gzip: layer.codec() == Codec::Gzip,
+                    ..held(layer.digest, layer.size, claimed_diff_id)
+                })
+            }
+            None if self.may_know_layers(&image_name) => {
+                let known = self.single_layer(&request, layer).await?;
+                known.and_then(|known| {
+                    let held = held(known.digest, known.stored_size, known.diff_id);
+                    by_index(held, &known.index)
+                })
+            }
+            None => None,
+        };
+        if let Some(found) = &found {
+            self.0.layer_store.hold(found.clone()).at(&self.0.root)?;
+        }
+        Ok(found)
     }
 
     /// The manifest that a name means now. Failures are remembered as well.
@@ -125,4 +142,19 @@ impl Images {
         recent.insert(image, Some(manifest.clone()));
         Ok(Some(manifest))
     }
+}
+
+/// A layer that is shown by its index `index`.
+fn by_index(held: HeldLayer, index: &[u8]) -> Option<HeldLayer> {
+    let digest = Algorithm::Sha256.digest(index);
+    let index = ReadIndex::parse(index, held.layer, held.stored_size);
+    let index = index.inspect_err(|error| tracing::warn!(%error, "not usable")).ok()?;
+    Some(HeldLayer {
+        index: Some(digest),
+        // Known as long as the layer has a skeleton, which every layer that is shown has.
+        tar_size: tar_size(&index).ok(),
+        // Layers of other compressions have no index.
+        is_gzip: held.diff_id != held.layer,
+        ..held
+    })
 }

@@ -26,11 +26,14 @@ pub(super) struct HeldLayer {
     pub(super) image: String,
     /// The layer as stored.
     pub(super) layer: Digest,
+    /// Its table of contents, if the client named it by that and so sees the files of the table.
+    #[serde(default)]
+    pub(super) toc: Option<Digest>,
     /// The image's manifest.
     pub(super) manifest: Digest,
     /// The image's name with this digest.
     pub(super) pinned: String,
-    /// SHA-256 of the layer's tar.
+    /// SHA-256 of the layer's tar. Of a layer with `toc` only the image's configuration says so.
     pub(super) diff_id: Digest,
     /// SHA-256 of the index by which it is shown; earlier versions did not note it.
     #[serde(default)]
@@ -61,10 +64,14 @@ pub(super) fn key(name: &LayerName) -> String {
 
 /// containers/storage's numbers of compressions (`archive.Compression`); 0 for none is left out.
 const GZIP: u64 = 2;
+const ZSTD: u64 = 4;
+
+/// Bytes of a tar that are not known, to containers/storage.
+const UNKNOWN_SIZE: i64 = -1;
 
 impl HeldLayer {
     pub(super) fn name(&self) -> LayerName {
-        LayerName { image: self.image.clone(), layer: self.layer }
+        LayerName { image: self.image.clone(), layer: self.toc.unwrap_or(self.layer) }
     }
 
     pub(super) fn is_unused(&self) -> bool {
@@ -83,13 +90,16 @@ impl HeldLayer {
         driver: DriverChoice,
     ) -> MountRequest {
         MountRequest {
-            layer: Some(self.layer),
+            layer: Some(self.name().layer),
             ..request(&self.image, &self.pinned, mountpoint, driver)
         }
     }
 
     /// The record of the layer in containers/storage (`storage.Layer`).
     pub(super) fn info(&self) -> Vec<u8> {
+        if let Some(toc) = self.toc {
+            return self.info_by_toc(toc).to_string().into_bytes();
+        }
         let mut info = serde_json::json!({
             "compressed-diff-digest": self.layer,
             "compressed-size": self.stored_size,
@@ -102,6 +112,19 @@ impl HeldLayer {
             info["compression"] = GZIP.into();
         }
         info.to_string().into_bytes()
+    }
+
+    /// The record of a layer that is known by its table of contents alone. Other images would get
+    /// it by digests that are stated here, and nothing proves those of tar and stored layer. The
+    /// claimed DiffID is what a push compares the layer with; containers/storage believes none.
+    fn info_by_toc(&self, toc: Digest) -> serde_json::Value {
+        serde_json::json!({
+            "compressed-size": self.stored_size,
+            "toc-digest": toc,
+            "diff-size": UNKNOWN_SIZE,
+            "compression": if self.is_gzip { GZIP } else { ZSTD },
+            "flags": { "expected-layer-diffid": self.diff_id },
+        })
     }
 }
 
@@ -130,11 +153,11 @@ pub(super) fn request(
 mod tests {
     use super::*;
 
-    #[test]
-    fn info_has_the_words_of_containers_storage() {
-        let layer = HeldLayer {
+    fn layer() -> HeldLayer {
+        HeldLayer {
             image: "r.example/a:1".into(),
             layer: Digest::sha256([1; 32]),
+            toc: None,
             manifest: Digest::sha256([2; 32]),
             pinned: String::new(),
             diff_id: Digest::sha256([3; 32]),
@@ -144,12 +167,34 @@ mod tests {
             is_gzip: true,
             users: 0,
             since: SystemTime::now(),
-        };
-        let info = String::from_utf8(layer.info()).unwrap();
+        }
+    }
+
+    #[test]
+    fn info_has_the_words_of_containers_storage() {
+        let info = String::from_utf8(layer().info()).unwrap();
         let [stored, tar] = ["01", "03"].map(|byte| byte.repeat(32));
         let expected = format!(
             r#"{{"compressed-diff-digest":"sha256:{stored}","compressed-size":4,"compression":2,"diff-digest":"sha256:{tar}","diff-size":5}}"#
         );
         assert_eq!(info, expected);
+    }
+
+    #[test]
+    fn of_a_layer_that_is_named_by_its_table_no_digest_but_the_tables_is_stated() {
+        let toc = Digest::sha256([5; 32]);
+        for (is_gzip, compression) in [(true, 2), (false, 4)] {
+            let layer = HeldLayer { toc: Some(toc), is_gzip, tar_size: None, ..layer() };
+            assert_eq!(layer.name().layer, toc);
+            let info: serde_json::Value = serde_json::from_slice(&layer.info()).unwrap();
+            let expected = serde_json::json!({
+                "toc-digest": toc,
+                "compressed-size": 4,
+                "diff-size": -1,
+                "compression": compression,
+                "flags": { "expected-layer-diffid": layer.diff_id },
+            });
+            assert_eq!(info, expected);
+        }
     }
 }

@@ -127,7 +127,7 @@ impl Images {
     }
 
     /// An ordinary image that may run.
-    async fn ordinary_image(
+    pub(super) async fn ordinary_image(
         &self,
         request: &MountRequest,
         name: &ImageName,

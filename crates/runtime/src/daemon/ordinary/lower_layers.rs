@@ -7,7 +7,7 @@ use lazuli_image::Digest;
 use lazuli_policy::Verified;
 use lazuli_registry::{ImageName, IndexTrust, Manifest};
 
-use super::{layers::is_ordinary, vouched::Vouched};
+use super::{layers::is_ordinary, toc_layer::layer_by_toc, vouched::Vouched};
 use crate::{
     daemon::{DaemonError, admission::pins::Pin, api::MountRequest, node::Node},
     image::{
@@ -38,33 +38,36 @@ impl Node {
         name: &ImageName,
         count: u32,
     ) -> Result<Shown, DaemonError> {
-        self.part(request, name, Part::Lowest(count)).await
+        let manifest = self.known_manifest(request, name).await?;
+        self.shown(request, name, manifest, Part::Lowest(count)).await
     }
 
-    /// One layer of an ordinary image as an image, on the same conditions.
+    /// One layer of an ordinary image as an image: on the same conditions, or by its table of
+    /// contents if `layer` is the digest of that.
     pub(in crate::daemon) async fn one_layer(
         &self,
         request: &MountRequest,
         name: &ImageName,
         layer: Digest,
     ) -> Result<Shown, DaemonError> {
-        self.part(request, name, Part::One(layer)).await
+        let manifest = self.known_manifest(request, name).await?;
+        let Some(by_toc) = layer_by_toc(&manifest, &layer) else {
+            return self.shown(request, name, manifest, Part::One(layer)).await;
+        };
+        let (stored, verified, pin) = self.shown_by_toc(request, name, &manifest, by_toc).await?;
+        Ok((stored, verified, manifest, pin))
     }
 
-    async fn part(
+    async fn known_manifest(
         &self,
         request: &MountRequest,
         name: &ImageName,
-        part: Part,
-    ) -> Result<Shown, DaemonError> {
+    ) -> Result<Arc<Manifest>, DaemonError> {
         let (_, digest) = request.name_and_digest()?;
-        let manifest = match self.admission.recent.get(name) {
-            Some(manifest) => manifest,
-            None => {
-                self.ordinaries.manifest(name, &digest, &self.admission.options(request)).await?
-            }
-        };
-        self.shown(request, name, manifest, part).await
+        match self.admission.recent.get(name) {
+            Some(manifest) => Ok(manifest),
+            None => self.ordinaries.manifest(name, &digest, &self.admission.options(request)).await,
+        }
     }
 
     /// All layers of an ordinary image as an image, if each has a statement of its own.

@@ -17,6 +17,7 @@
 //!         ├─ publish         for other nodes
 //!         │  └─ layer_content
 //!         └─ lower_layers    mounts for containerd
+//! toc_layer                  layers by their tables of contents
 //! restore_layer              layers that have become complete
 //! ```
 
@@ -37,5 +38,6 @@ pub(super) mod restore_layer;
 mod spool;
 pub(super) mod state;
 mod store;
+pub(super) mod toc_layer;
 mod vouched;
 mod whole_layer;

@@ -2,11 +2,14 @@
 //! with, calls an *additional layer store*.
 //!
 //! ```text
-//! DIRECTORY/BASE64(image)/DIGEST(layer)/
+//! DIRECTORY/BASE64(image)/DIGEST/
 //!   diff   symbolic link to the mounted layer, a lower directory of overlayfs
 //!   info   the layer's record in containers/storage, JSON
 //!   blob   the layer as stored
 //! ```
+//!
+//! containers/storage 1.54 and later name a layer by the digest of its table of contents, earlier
+//! ones by its digest as stored.
 //!
 //! Nothing can be listed: a name exists while it is looked up. To count users of a layer, a client
 //! creates `use` in its directory, and removes the directory; both are answered with ENOENT. Only

@@ -18,7 +18,7 @@ const NAME_MAX: usize = 255;
 pub struct LayerName {
     /// The image's name.
     pub image: String,
-    /// The layer's digest as stored.
+    /// The layer's digest as stored, or that of its table of contents.
     pub layer: Digest,
 }
 

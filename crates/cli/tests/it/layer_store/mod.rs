@@ -1,5 +1,7 @@
 //! The layer store that podman finds layers in, by the names that it looks up.
 
+mod toc;
+
 use std::{
     fs::{self, DirBuilder, File},
     io,
@@ -33,14 +35,15 @@ struct Scene {
     key: Signer,
 }
 
-/// Two layers that list their directories; the upper one hides files of the lower one.
-fn layers() -> [Layer; 2] {
+/// The entries of two layers that list their directories; the upper one hides files of the lower
+/// one.
+fn entries() -> [Vec<Entry>; 2] {
     let dir = |path: &str, mode| Entry::directory(path).mode(mode);
     let mut lower = vec![dir(".", 0o755), dir("a", 0o750), dir("b", 0o700), dir("c", 0o711)];
     lower.extend(["a/x", "a/y", "b/x", "c/x"].map(|path| Entry::file(path, path)));
     lower.extend(numbered::files());
     lower.push(Entry::hard_link("a/link", "file0"));
-    let upper = [
+    let upper = vec![
         dir(".", 0o755),
         dir("a", 0o751),
         Entry::file("a/.wh.x", ""),
@@ -51,12 +54,22 @@ fn layers() -> [Layer; 2] {
         Entry::file(".wh.c", ""),
         Entry::symlink("d", "a/z"),
     ];
-    let [lower, upper] = [tarball::write(&lower), tarball::write(&upper)];
+    [lower, upper]
+}
+
+/// The layers of these entries.
+fn layers() -> [Layer; 2] {
+    let [lower, upper] = entries().map(|entries| tarball::write(&entries));
     [Layer::new(lower, Compression::Gzip), Layer::new(upper, Compression::None)]
 }
 
 impl Scene {
     fn new(driver: &str) -> Option<Self> {
+        Self::of(driver, Image::new(layers()))
+    }
+
+    /// The same with another image.
+    fn of(driver: &str, image: Image) -> Option<Self> {
         if !require(Feature::Root) || !require(Feature::Fuse) {
             return None;
         }
@@ -64,21 +77,27 @@ impl Scene {
             return None;
         }
         let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
-        Image::new(layers()).write_layout(&lazuli.path("source"), "x").unwrap();
+        image.write_layout(&lazuli.path("source"), "x").unwrap();
         let name = format!("{}/app:1", registry.host());
         lazuli.ok(["copy", "oci:source:x", &name]);
         let key = Signer::new(&lazuli.directory(""), "key");
         let policy = lazuli.path("policy.toml");
         let rule = format!("default = {{ accept = true, statements = [{:?}] }}", key.public());
         fs::write(&policy, rule).unwrap();
-        let directory = lazuli.path("layers");
-        lazuli.configure_all(&format!(
-            "policy = {policy:?}\n[layers]\ndirectory = {directory:?}\ndriver = '{driver}'\n\
-             [prefetch]\nahead = 'nothing'\nrest_bytes_per_second = 0\n"
-        ));
         let scene = Scene { lazuli, registry, name, key };
+        scene.configure(driver, "signed");
         scene.start();
         Some(scene)
+    }
+
+    /// Writes the node's configuration.
+    fn configure(&self, driver: &str, trust: &str) {
+        let [policy, directory] = ["policy.toml", "layers"].map(|name| self.lazuli.path(name));
+        self.lazuli.configure_all(&format!(
+            "policy = {policy:?}\n[layers]\ndirectory = {directory:?}\ndriver = '{driver}'\n\
+             [prefetch]\nahead = 'nothing'\nrest_bytes_per_second = 0\n\
+             [index]\ntrust = '{trust}'\n"
+        ));
     }
 
     /// Starts the daemon, by a command that needs it.
@@ -148,6 +167,15 @@ fn release(layer: &Path) {
     assert_eq!(fs::remove_dir(layer).unwrap_err().kind(), io::ErrorKind::NotFound);
 }
 
+/// A name that stands for no layer.
+fn assert_missing(layer: &Path) {
+    for name in ["", "diff", "info", "blob"] {
+        let error = fs::metadata(layer.join(name)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound, "{}", layer.display());
+    }
+    release(layer);
+}
+
 fn info(layer: &Path) -> Value {
     serde_json::from_slice(&fs::read(layer.join("info")).unwrap()).unwrap()
 }
@@ -204,23 +232,16 @@ fn layers_are_those_that_a_client_would_unpack() {
 fn only_stated_layers_exist() {
     let Some(scene) = Scene::new("auto") else { return };
     let [layer, _] = layers();
-    let missing = |directory: &Path| {
-        for name in ["", "diff", "info", "blob"] {
-            let error = fs::metadata(directory.join(name)).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::NotFound, "{}", directory.display());
-        }
-        release(directory);
-    };
     let own = scene.layer(&scene.name, &layer);
-    missing(&own);
+    assert_missing(&own);
     // An index without a statement, and one by another key.
     scene.lazuli.ok(["index", &scene.name]);
-    missing(&own);
+    assert_missing(&own);
     let evil = Signer::new(&scene.lazuli.directory(""), "evil");
     scene.lazuli.ok(["index", &scene.name, "--sign", evil.private().to_str().unwrap()]);
     // What was not found is looked for again, by a worker that does not remember.
     scene.lazuli.kill(scene.lazuli.worker());
-    missing(&own);
+    assert_missing(&own);
     scene.index();
     scene.lazuli.kill(scene.lazuli.worker());
     assert_eq!(info(&own)["diff-digest"], layer.diff_id().to_string());
@@ -230,9 +251,9 @@ fn only_stated_layers_exist() {
         ("oci:source:x", Algorithm::Sha256.digest(&layer.stored().unwrap())),
         ("no name", Algorithm::Sha256.digest(b"")),
     ] {
-        missing(&scene.named(image, &layer));
+        assert_missing(&scene.named(image, &layer));
     }
-    missing(&scene.named(&scene.claiming(&layer), &digest_of(&layer)));
+    assert_missing(&scene.named(&scene.claiming(&layer), &digest_of(&layer)));
     let store = scene.lazuli.path("layers");
     assert_eq!(fs::read_dir(&store).unwrap().count(), 0);
     assert_eq!(fs::metadata(&store).unwrap().mode() & 0o7777, 0o700);

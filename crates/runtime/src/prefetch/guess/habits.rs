@@ -49,6 +49,8 @@ const HABITS: [Habit; 16] = [
             "$DIR/erl_child_setup",
             "$DIR/inet_gethost",
             "$DIR/../../bin/start.boot|$DIR/../../bin/start_clean.boot",
+            "/etc/host.conf",
+            "/etc/protocols",
         ],
     },
     Habit {

@@ -1,6 +1,6 @@
 //! Follows scripts and modules to the programs that they run and the modules that they load.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use super::{
     command::MODULE_PATHS,
@@ -52,6 +52,11 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         if let Some(path) = script.variables.get(LIBRARY_PATH.as_bytes()) {
             self.follow_library_path(path);
         }
+        for name in MODULE_PATHS {
+            if let Some(list) = script.variables.get(name.as_bytes()) {
+                self.module_paths.insert(name, list.clone());
+            }
+        }
         for command in script.commands {
             if self.shells[at].is_new(&command) {
                 self.run(&command);
@@ -91,13 +96,20 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         words: &[Vec<u8>],
         scripts: Vec<Found>,
     ) {
-        let more = MODULE_PATHS.iter().find_map(|name| self.process.variable(name));
-        let mut more = vec![more.unwrap_or_default()];
         // Erlang is told where modules are by its arguments.
         let named = words.windows(2).filter(|pair| matches!(&pair[0][..], b"-pa" | b"-pz"));
-        more.extend(named.map(|pair| pair[1].as_slice()));
+        let mut more: Vec<_> = named.map(|pair| pair[1].clone()).collect();
+        for name in MODULE_PATHS {
+            let of_script = self.module_paths.get(name).map(Vec::as_slice);
+            let list = self.process.variable(name).or(of_script).unwrap_or_default();
+            // `ERL_LIBS` names directories of libraries.
+            let ending: &[u8] = if name == "ERL_LIBS" { b"/*/ebin" } else { b"" };
+            let places = list.split(|byte| *byte == b':').filter(|place| !place.is_empty());
+            more.extend(places.map(|place| [place, ending].concat()));
+        }
         let more = more.join(&b':');
-        let Some(imports) = Imports::of(&mut self.paths, program, applications, &more) else {
+        let imports = Imports::of(&mut self.paths, program, applications, words, &more);
+        let Some(imports) = imports else {
             scripts.iter().for_each(|script| self.want(script));
             return;
         };
@@ -131,6 +143,14 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 Import::Module(file) => self.visit_module(file, imports),
                 Import::Library(file) => self.visit(file, Role::Library(Asker::default())),
                 Import::Data(file) => self.want(&file),
+                Import::Listed(file) if self.loads_listed => self.visit_module(file, imports),
+                Import::Listed(file) => self.listed.push((file, imports.clone())),
+                Import::AllListed => {
+                    self.loads_listed = true;
+                    for (file, imports) in mem::take(&mut self.listed) {
+                        self.visit_module(file, &imports);
+                    }
+                }
             }
         }
     }

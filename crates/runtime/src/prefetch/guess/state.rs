@@ -106,6 +106,11 @@ pub(super) struct Guess<'a, B> {
     pub(super) shells: Vec<Shell>,
     /// Programs and libraries that need libraries which were not found.
     incomplete: Vec<(Found, Elf, Asker)>,
+    /// What scripts set the variables to in which interpreters look for modules.
+    pub(super) module_paths: HashMap<&'static str, Vec<u8>>,
+    /// Modules that applications list, while it is not known that they are loaded.
+    pub(super) listed: Vec<(Found, Arc<Imports>)>,
+    pub(super) loads_listed: bool,
     known: HashSet<Nid>,
     /// Files that were looked into, each once for a role: a script is a program of the kernel's,
     /// and then a module of its interpreter's.
@@ -139,6 +144,9 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             process,
             shells: Vec::new(),
             incomplete: Vec::new(),
+            module_paths: HashMap::new(),
+            listed: Vec::new(),
+            loads_listed: false,
             known: HashSet::new(),
             followed: HashSet::new(),
             programs_read: HashMap::new(),

@@ -121,6 +121,8 @@ pub(super) struct Imports {
     roots: Vec<Vec<u8>>,
     /// Those of the application among them.
     own: Vec<Vec<u8>>,
+    /// Whether Erlang loads all modules of its boot file.
+    is_embedded: bool,
 }
 
 /// The target of an import.
@@ -132,15 +134,20 @@ pub(super) enum Import {
     Library(Found),
     /// Something else that is read.
     Data(Found),
+    /// A module that an application lists, loaded if [all of them](Import::AllListed) are.
+    Listed(Found),
+    /// The program loads all modules that its applications list.
+    AllListed,
 }
 
 impl Imports {
     /// The imports of `interpreter`, whose script is in one of the directories `applications`;
-    /// `more` are directories from its environment and arguments.
+    /// `more` are directories from its environment and arguments, which are `words`.
     pub(super) fn of(
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
         interpreter: &Found,
         applications: &[Vec<u8>],
+        words: &[Vec<u8>],
         more: &[u8],
     ) -> Option<Self> {
         let is_it =
@@ -161,12 +168,14 @@ impl Imports {
             let pattern = pattern.split('/').map(fill).collect::<Vec<_>>().join(&b'/');
             roots.extend(paths.directories(&pattern));
         }
-        Some(Imports { language: *language, roots, own: applications.to_vec() })
+        let is_embedded = words.windows(2).any(|pair| pair == [&b"-mode"[..], b"embedded"]);
+        Some(Imports { language: *language, roots, own: applications.to_vec(), is_embedded })
     }
 
     /// The imports of `language` within one directory: a server's application.
     pub(super) fn within(language: Language, directory: &[u8]) -> Self {
-        Imports { language, roots: vec![directory.to_vec()], own: Vec::new() }
+        let roots = vec![directory.to_vec()];
+        Imports { language, roots, own: Vec::new(), is_embedded: false }
     }
 
     /// The imports of the module `file`, whose first bytes are `bytes`.
@@ -189,8 +198,14 @@ impl Imports {
                 text::r_needs(bytes).iter().flat_map(|name| self.r_package(paths, name)).collect()
             }
             Language::R => self.follow_r(paths, bytes),
-            Language::Erlang if file.name().ends_with(b".beam") => self.follow_beam(paths, bytes),
-            Language::Erlang => self.follow_boot(paths, bytes),
+            Language::Erlang if file.name().ends_with(b".beam") => {
+                self.follow_beam(paths, file, bytes)
+            }
+            Language::Erlang if file.name().ends_with(b".app") => {
+                self.follow_app(paths, file, bytes)
+            }
+            Language::Erlang if file.name().ends_with(b".boot") => self.follow_boot(paths, bytes),
+            Language::Erlang => self.follow_plugins(paths, bytes),
             Language::Java => java::follow_archive(paths, file, bytes),
         }
     }
@@ -213,9 +228,8 @@ impl Imports {
                 (Language::Python, b"-m") => self.python_program(paths, word),
                 (Language::Ruby, b"-r") => self.ruby_feature(paths, None, word),
                 (Language::Erlang, b"-boot") => self.boot_file(paths, word).into_iter().collect(),
-                (Language::Erlang, b"-s" | b"-run" | b"-user") => {
-                    self.erlang_module(paths, word).into_iter().collect()
-                }
+                (Language::Erlang, b"-s" | b"-run" | b"-user") => self.erlang_program(paths, word),
+                (Language::Erlang, b"-name" | b"-sname") => self.erlang_network(paths),
                 (Language::Java, b"-cp" | b"-classpath" | b"--class-path") => {
                     java::class_path(paths, word)
                 }
@@ -224,7 +238,9 @@ impl Imports {
             });
             before = word;
         }
-        if self.language == Language::Erlang && !words.iter().any(|word| word == b"-boot") {
+        // Scripts may name a boot file that they make themselves.
+        let is_boot = |import: &Import| matches!(import, Import::Module(file) if file.name().ends_with(b".boot"));
+        if self.language == Language::Erlang && !found.iter().any(is_boot) {
             found.extend(self.boot_file(paths, b"start"));
         }
         if self.language == Language::R {
@@ -272,8 +288,7 @@ pub(crate) mod fuzz {
         text::perl(bytes);
         text::r(bytes);
         text::r_needs(bytes);
-        erlang::boot(bytes);
-        erlang::called(bytes);
+        erlang::fuzz(bytes);
         java::needed(bytes);
         let sources = [(b"/source".to_vec(), bytes.to_vec())].into();
         let started =

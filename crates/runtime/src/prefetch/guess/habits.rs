@@ -84,7 +84,7 @@ const HABITS: [Habit; 16] = [
         ],
     },
     Habit {
-        of: &["java"],
+        of: &["java", "javac", "jar"],
         reads: &[
             "$DIR/../lib/jvm.cfg",
             "$DIR/../lib/server/libjvm.so",

@@ -4,7 +4,7 @@ use std::{mem, sync::Arc};
 
 use super::{
     command::MODULE_PATHS,
-    imports::{self, Import, Imports, Language, Started},
+    imports::{self, IMAGE, Import, Imports, Language, Started},
     linker::{Asker, LIBRARY_PATH},
     paths::Found,
     shells::Shell,
@@ -114,6 +114,12 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             return;
         };
         let imports = Arc::new(imports);
+        if imports.is_java() {
+            match imports::main_class(program.name(), words) {
+                Some(main) => self.classes.add_main(main),
+                None => self.run_archives.extend(scripts.iter().map(|script| script.nid)),
+            }
+        }
         for script in scripts {
             self.visit_module(script, &imports);
         }
@@ -123,6 +129,17 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
 
     /// Adds the modules that a module loads.
     pub(super) fn follow_module(&mut self, imports: &Arc<Imports>, file: &Found, text: &[u8]) {
+        if imports.is_java() && file.name() == IMAGE {
+            return self.classes.add_image(file, text);
+        }
+        if imports.is_java() {
+            self.classes.add_archive(text);
+            if self.run_archives.contains(&file.nid)
+                && let Some(main) = imports::main_of(text)
+            {
+                self.classes.add_main(&main);
+            }
+        }
         let found = imports.follow(&mut self.paths, file, text);
         self.add_imports(imports, found);
     }
@@ -156,7 +173,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     }
 
     /// Adds a module, or of a big archive both ends.
-    fn visit_module(&mut self, file: Found, imports: &Arc<Imports>) {
+    pub(super) fn visit_module(&mut self, file: Found, imports: &Arc<Imports>) {
         if file.size > ARCHIVE && file.name().ends_with(b".jar") {
             self.want_ends(&file);
         } else {

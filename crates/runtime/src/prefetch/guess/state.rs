@@ -15,7 +15,7 @@ use super::{
     command::{self, Process},
     elf::Elf,
     habits::{self, habits, with_script},
-    imports::Imports,
+    imports::{Classes, Imports, Language, Place},
     linker::{Asker, CONFIGURATION, LIBRARY_PATH, Linker},
     paths::{Found, Paths},
     shells::Shell,
@@ -52,6 +52,12 @@ const TAIL: u64 = 2 << 20;
 /// ends are read: the type, and the directory of their files.
 pub(super) const ARCHIVE: u64 = 4 << 20;
 
+/// Limit of the bytes to read of a module or script, other than an archive.
+const TEXT: u64 = 128 << 10;
+
+/// Limit of the bytes of a class in Java's image that is followed.
+const CLASS: u64 = 256 << 10;
+
 /// Bytes of a file with directories for the dynamic linker.
 const CONFIGURATION_BYTES: u64 = 4096;
 
@@ -63,9 +69,13 @@ pub(super) struct Visit {
 }
 
 impl Visit {
-    /// Returns whether the file counts as text, whatever its content looks like.
-    pub(super) fn is_text(&self) -> bool {
-        !matches!(self.role, Role::Program(_) | Role::Library(_))
+    /// The bytes to read if the file counts as text, whatever its content looks like.
+    pub(super) fn text(&self) -> Option<u64> {
+        match &self.role {
+            Role::Program(_) | Role::Library(_) => None,
+            Role::Module(imports) if imports.is_java() => Some(ARCHIVE),
+            _ => Some(TEXT),
+        }
     }
 }
 
@@ -111,6 +121,9 @@ pub(super) struct Guess<'a, B> {
     /// Modules that applications list, while it is not known that they are loaded.
     pub(super) listed: Vec<(Found, Arc<Imports>)>,
     pub(super) loads_listed: bool,
+    /// Classes of a program in Java, and archives with its main class.
+    pub(super) classes: Classes,
+    pub(super) run_archives: HashSet<Nid>,
     known: HashSet<Nid>,
     /// Files that were looked into, each once for a role: a script is a program of the kernel's,
     /// and then a module of its interpreter's.
@@ -147,6 +160,8 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             module_paths: HashMap::new(),
             listed: Vec::new(),
             loads_listed: false,
+            classes: Classes::default(),
+            run_archives: HashSet::new(),
             known: HashSet::new(),
             followed: HashSet::new(),
             programs_read: HashMap::new(),
@@ -181,12 +196,31 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         mem::take(&mut self.programs)
     }
 
-    /// The doubtful pieces, once nothing more follows.
-    pub(super) fn into_doubtful(mut self) -> Vec<Piece> {
+    /// Takes the doubtful pieces, once nothing more follows.
+    pub(super) fn take_doubtful(&mut self) -> Vec<Piece> {
         for piece in mem::take(&mut self.doubtful) {
             self.want_piece(piece);
         }
-        self.wanted
+        self.take_wanted()
+    }
+
+    /// Takes the pieces of Java's image that are read for classes, and those with the classes
+    /// themselves that are to be followed.
+    pub(super) fn take_classes(&mut self, places: &[Place]) -> (Vec<Piece>, Vec<Piece>) {
+        let Some(image) = self.classes.image().cloned() else { return Default::default() };
+        let head = habits::head(&image).unwrap_or(HEAD);
+        for range in self.classes.parts(places, head) {
+            self.want_piece(Piece { file: image.nid, range });
+        }
+        let is_readable = |place: &&Place| {
+            let range = &place.range;
+            !place.is_opaque
+                && range.end <= image.size
+                && (1..=CLASS).contains(&(range.end - range.start))
+        };
+        let readable = places.iter().filter(is_readable);
+        let readable = readable.map(|place| Piece { file: image.nid, range: place.range.clone() });
+        (self.take_wanted(), readable.collect())
     }
 
     /// The files with which [`Guess::linker`] has to be configured before anything is followed.
@@ -365,8 +399,9 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             for found in self.first_of(&patterns) {
                 if found.name().ends_with(b".so") {
                     self.visit(found, Role::Library(Asker::default()));
-                } else if found.name().ends_with(b".jar") && found.size > ARCHIVE {
-                    self.want_ends(&found);
+                } else if found.name().ends_with(b".jar") {
+                    let java = Arc::new(Imports::within(Language::Java, found.directory()));
+                    self.visit_module(found, &java);
                 } else {
                     self.want(&found);
                 }

@@ -20,7 +20,10 @@ mod text;
 
 use super::paths::{Found, Paths, matches};
 
-pub(super) use self::shell::{Started, run as shell};
+pub(super) use self::{
+    java::{Classes, Place, main_class, main_of},
+    shell::{Started, run as shell},
+};
 
 /// A language whose modules name others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +40,7 @@ pub(super) enum Language {
 
 /// Interpreters by their real names, with their search paths for modules: `$DIR` is their directory
 /// and `$NAME` their name. Paths missing from the image are left out.
-const INTERPRETERS: [(&str, Language, &[&str]); 9] = [
+const INTERPRETERS: [(&str, Language, &[&str]); 11] = [
     (
         "python*",
         Language::Python,
@@ -110,8 +113,14 @@ const INTERPRETERS: [(&str, Language, &[&str]); 9] = [
         ],
     ),
     ("erlexec", Language::Erlang, &["$DIR/../..", "$DIR/../../lib/*/ebin"]),
-    ("java", Language::Java, &[]),
+    // With the directory of the run-time image.
+    ("java", Language::Java, &["$DIR/../lib"]),
+    ("javac", Language::Java, &["$DIR/../lib"]),
+    ("jar", Language::Java, &["$DIR/../lib"]),
 ];
+
+/// The run-time image of Java.
+pub(super) const IMAGE: &[u8] = b"modules";
 
 /// A program whose modules can be followed.
 #[derive(Debug)]
@@ -176,6 +185,10 @@ impl Imports {
     pub(super) fn within(language: Language, directory: &[u8]) -> Self {
         let roots = vec![directory.to_vec()];
         Imports { language, roots, own: Vec::new(), is_embedded: false }
+    }
+
+    pub(super) fn is_java(&self) -> bool {
+        self.language == Language::Java
     }
 
     /// The imports of the module `file`, whose first bytes are `bytes`.
@@ -243,6 +256,10 @@ impl Imports {
         if self.language == Language::Erlang && !found.iter().any(is_boot) {
             found.extend(self.boot_file(paths, b"start"));
         }
+        if self.language == Language::Java {
+            let image = self.roots.iter().rev().find_map(|root| paths.file(root, IMAGE));
+            found.extend(image.map(Import::Module));
+        }
         if self.language == Language::R {
             found.extend(r::BASE.iter().flat_map(|name| self.r_package(paths, name)));
         }
@@ -289,7 +306,7 @@ pub(crate) mod fuzz {
         text::r(bytes);
         text::r_needs(bytes);
         erlang::fuzz(bytes);
-        java::needed(bytes);
+        java::fuzz(bytes);
         let sources = [(b"/source".to_vec(), bytes.to_vec())].into();
         let started =
             Started { path: b"/bin/script", arguments: &[], environment: &[], sources: &sources };

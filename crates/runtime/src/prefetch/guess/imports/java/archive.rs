@@ -1,0 +1,134 @@
+//! Java archives (ZIP): their classes.
+
+use std::{collections::HashMap, io::Read as _};
+
+use flate2::read::DeflateDecoder;
+
+/// What ends an archive, without its comment; and how long that may be.
+const END: usize = 22;
+const COMMENT: usize = 1 << 16;
+
+/// Bytes of one class.
+const CLASS: u64 = 1 << 20;
+
+/// An archive whose bytes are known.
+#[derive(Debug)]
+pub(super) struct Archive {
+    bytes: Vec<u8>,
+    /// The places of the classes' headers, by `package/Class`.
+    classes: HashMap<Vec<u8>, usize>,
+}
+
+impl Archive {
+    /// Reads the directory of an archive, which is at its end.
+    pub(super) fn open(bytes: Vec<u8>) -> Option<Self> {
+        let last = bytes.len().checked_sub(END)?;
+        let first = last.saturating_sub(COMMENT);
+        let is_end = |at: &usize| bytes[*at..].starts_with(b"PK\x05\x06");
+        let end = (first..=last).rev().find(is_end)?;
+        let mut at = long(&bytes, end + 16)?;
+        let mut classes = HashMap::new();
+        for _ in 0..short(&bytes, end + 10)? {
+            let entry = bytes.get(at..).filter(|entry| entry.starts_with(b"PK\x01\x02"))?;
+            let (name, more) = (short(entry, 28)?, short(entry, 30)? + short(entry, 32)?);
+            if let Some(class) = entry.get(46..46 + name)?.strip_suffix(b".class") {
+                classes.insert(class.to_vec(), long(entry, 42)?);
+            }
+            at = at.checked_add(46 + name + more)?;
+        }
+        Some(Archive { bytes, classes })
+    }
+
+    /// The content of a class.
+    pub(super) fn class(&self, name: &[u8]) -> Option<Vec<u8>> {
+        let header = self.bytes.get(*self.classes.get(name)?..)?;
+        let data = header.get(30 + short(header, 26)? + short(header, 28)?..)?;
+        match short(header, 8)? {
+            0 => data.get(..long(header, 18)?).map(<[u8]>::to_vec),
+            8 => {
+                let mut class = Vec::new();
+                DeflateDecoder::new(data).take(CLASS).read_to_end(&mut class).ok()?;
+                Some(class)
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// Every class of an archive.
+#[cfg(fuzzing)]
+pub(super) fn fuzz(bytes: &[u8]) {
+    if let Some(archive) = Archive::open(bytes.to_vec()) {
+        archive.classes.keys().take(64).for_each(|name| drop(archive.class(name)));
+    }
+}
+
+fn short(bytes: &[u8], at: usize) -> Option<usize> {
+    let bytes = bytes.get(at..at.checked_add(2)?)?;
+    Some(usize::from(u16::from_le_bytes([bytes[0], bytes[1]])))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<usize> {
+    let bytes = bytes.get(at..at.checked_add(4)?)?;
+    Some(u32::from_le_bytes(bytes.try_into().ok()?) as usize)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::io::Write as _;
+
+    use flate2::{Compression, write::DeflateEncoder};
+
+    use super::*;
+
+    /// An archive with these files, every other one compressed.
+    pub(in super::super) fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
+        let (mut bytes, mut directory) = (Vec::new(), Vec::new());
+        for (at, (name, content)) in files.iter().enumerate() {
+            let mut stored = content.to_vec();
+            if at % 2 == 1 {
+                let mut deflated = DeflateEncoder::new(Vec::new(), Compression::default());
+                deflated.write_all(content).unwrap();
+                stored = deflated.finish().unwrap();
+            }
+            let method = if at % 2 == 1 { 8u16 } else { 0 };
+            let mut header = [&[0; 4], &method.to_le_bytes()[..], &[0; 8]].concat();
+            header.extend((stored.len() as u32).to_le_bytes());
+            header.extend((content.len() as u32).to_le_bytes());
+            header.extend((name.len() as u32).to_le_bytes());
+            directory.extend([b"PK\x01\x02\0\0", &header[..], &[0; 10]].concat());
+            directory.extend([&(bytes.len() as u32).to_le_bytes(), name.as_bytes()].concat());
+            bytes.extend([b"PK\x03\x04", &header[..], name.as_bytes(), &stored].concat());
+        }
+        let start = bytes.len() as u32;
+        bytes.extend(&directory);
+        let count = files.len() as u16;
+        bytes.extend(
+            [b"PK\x05\x06\0\0\0\0", &[count, count].map(u16::to_le_bytes).concat()[..]].concat(),
+        );
+        bytes.extend([directory.len() as u32, start].map(u32::to_le_bytes).concat());
+        bytes.extend([0; 2]);
+        bytes
+    }
+
+    #[test]
+    fn classes_of_an_archive_are_found_by_its_directory() {
+        let bytes =
+            archive(&[("a/B.class", b"stored"), ("C.class", b"deflated"), ("d.txt", b"no")]);
+        let found = Archive::open(bytes.clone()).unwrap();
+        assert_eq!(found.class(b"a/B").unwrap(), b"stored");
+        assert_eq!(found.class(b"C").unwrap(), b"deflated");
+        assert_eq!((found.class(b"d"), found.classes.len()), (None, 2));
+        (0..bytes.len()).for_each(|len| assert!(Archive::open(bytes[..len].to_vec()).is_none()));
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0xff;
+            let damaged = Archive::open(damaged);
+            drop(damaged.map(|archive| (archive.class(b"a/B"), archive.class(b"C"))));
+        }
+    }
+}

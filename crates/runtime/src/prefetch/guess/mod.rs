@@ -30,13 +30,13 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
+use std::{mem, ops::Range};
 
 use async_trait::async_trait;
 use futures_util::{FutureExt as _, StreamExt, future::join_all, stream::FuturesUnordered};
 use lazuli_image::{Decoded, erofs::Nid, rafs::Bootstrap};
 use serde_json::Value;
-use tokio::task::yield_now;
+use tokio::task::{spawn_blocking, yield_now};
 
 use self::{
     elf::{Obstacle, Parts},
@@ -127,7 +127,14 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
         }
     }
     wanted(guess.take_doubtful());
-    let mut places = guess.classes.begin();
+    if guess.classes.image().is_none() {
+        return;
+    }
+    // Thousands of classes take some ten milliseconds.
+    let mut classes = mem::take(&mut guess.classes);
+    let begun = spawn_blocking(move || (classes.begin(), classes)).await;
+    let Ok((mut places, classes)) = begun else { return };
+    guess.classes = classes;
     while !places.is_empty() {
         let (pieces, classes) = guess.take_classes(&places);
         wanted(pieces);

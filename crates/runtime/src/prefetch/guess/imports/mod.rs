@@ -20,6 +20,8 @@ mod text;
 
 use super::paths::{Found, Paths, matches};
 
+#[cfg(test)]
+pub(super) use self::java::forge as java_forge;
 pub(super) use self::{
     java::{Classes, Place, main_class, main_of},
     shell::{Started, run as shell},

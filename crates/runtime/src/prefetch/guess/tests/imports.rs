@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::{
+    super::imports::java_forge,
     LIBC, LINKER,
     forge::{Image, program, shared},
     sorted, usual,
@@ -240,6 +241,27 @@ fn shell_scripts_lead_to_java_and_its_class_path() {
     let command = ["/opt/jre/bin/java", "-Dapp.home=/opt/server", "-jar", "/opt/run/start.jar"];
     let expected = ["/opt/run/lib/e.jar", "/opt/run/start.jar", "/opt/server/lib/d.jar"];
     assert_eq!(guessed(&image, &command, "/opt/jre/bin/java"), expected);
+}
+
+#[test]
+fn java_brings_the_parts_of_its_image_with_the_classes_that_a_program_names() {
+    const MIB: u64 = 1 << 20;
+    let class = java_forge::class(&[], &[]);
+    let (far, main) = (vec![0; 28 << 20], java_forge::class(&["log/Logger"], &[]));
+    let names = [["java.base", "pad", "Pad"], ["log", "log", "Logger"], ["xml", "xml", "Parser"]];
+    let modules = java_forge::image(&names, &[far.clone(), class.clone(), far]);
+    let image = usual()
+        .program("/opt/jre/bin/java", b"")
+        .file("/opt/jre/lib/modules", &modules)
+        .file("/opt/app/main.jar", &java_forge::archive(&[("app/Main.class", &main)]));
+    let command = ["/opt/jre/bin/java", "-cp", "/opt/app/main.jar", "app.Main"];
+    let pieces = image.pieces(&json!({ "config": { "Cmd": command } }));
+    let parts = pieces.iter().filter(|(path, _)| path == "/opt/jre/lib/modules");
+    let parts: Vec<_> = parts.map(|(_, range)| range.clone()).collect();
+    let end = modules.len() as u64;
+    let block = 128 << 10;
+    let logger = 55 * MIB / 2..57 * MIB / 2 + block;
+    assert_eq!(parts, [0..MIB, MIB..26 * MIB, logger, (end - 1) / block * block..end]);
 }
 
 #[test]

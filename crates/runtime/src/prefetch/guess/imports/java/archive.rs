@@ -78,42 +78,8 @@ fn long(bytes: &[u8], at: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use std::io::Write as _;
-
-    use flate2::{Compression, write::DeflateEncoder};
-
-    use super::*;
-
-    /// An archive with these files, every other one compressed.
-    pub(in super::super) fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
-        let (mut bytes, mut directory) = (Vec::new(), Vec::new());
-        for (at, (name, content)) in files.iter().enumerate() {
-            let mut stored = content.to_vec();
-            if at % 2 == 1 {
-                let mut deflated = DeflateEncoder::new(Vec::new(), Compression::default());
-                deflated.write_all(content).unwrap();
-                stored = deflated.finish().unwrap();
-            }
-            let method = if at % 2 == 1 { 8u16 } else { 0 };
-            let mut header = [&[0; 4], &method.to_le_bytes()[..], &[0; 8]].concat();
-            header.extend((stored.len() as u32).to_le_bytes());
-            header.extend((content.len() as u32).to_le_bytes());
-            header.extend((name.len() as u32).to_le_bytes());
-            directory.extend([b"PK\x01\x02\0\0", &header[..], &[0; 10]].concat());
-            directory.extend([&(bytes.len() as u32).to_le_bytes(), name.as_bytes()].concat());
-            bytes.extend([b"PK\x03\x04", &header[..], name.as_bytes(), &stored].concat());
-        }
-        let start = bytes.len() as u32;
-        bytes.extend(&directory);
-        let count = files.len() as u16;
-        bytes.extend(
-            [b"PK\x05\x06\0\0\0\0", &[count, count].map(u16::to_le_bytes).concat()[..]].concat(),
-        );
-        bytes.extend([directory.len() as u32, start].map(u32::to_le_bytes).concat());
-        bytes.extend([0; 2]);
-        bytes
-    }
+mod tests {
+    use super::{super::forge::archive, *};
 
     #[test]
     fn classes_of_an_archive_are_found_by_its_directory() {

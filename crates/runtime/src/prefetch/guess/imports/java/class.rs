@@ -1,7 +1,7 @@
 //! Class files: the classes that a class names in its constants.
 
-/// Constants of one class: their number has two bytes.
-const MAGIC: &[u8] = b"\xca\xfe\xba\xbe";
+/// How a class file begins.
+pub(super) const MAGIC: &[u8] = b"\xca\xfe\xba\xbe";
 
 /// The classes that a class refers to, as `package/Class`: those of its code, and texts that are
 /// names of classes, which may be loaded by these.
@@ -65,25 +65,8 @@ fn is_dotted(text: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    /// A class with these classes and texts among its constants.
-    pub(in super::super) fn class(classes: &[&str], strings: &[&str]) -> Vec<u8> {
-        let all = classes.iter().map(|name| (7, name)).chain(strings.iter().map(|text| (8, text)));
-        // A number of eight bytes, which counts twice, and then pairs.
-        let mut constants = [&[5][..], &[0; 8]].concat();
-        let mut at = 3u16;
-        for (tag, text) in all {
-            constants.push(1);
-            constants.extend((text.len() as u16).to_be_bytes());
-            constants.extend(text.as_bytes());
-            constants.push(tag);
-            constants.extend(at.to_be_bytes());
-            at += 2;
-        }
-        [MAGIC, &[0, 0, 0, 61], &at.to_be_bytes(), &constants].concat()
-    }
+mod tests {
+    use super::{super::forge::class, *};
 
     #[test]
     fn a_class_names_others_in_its_code_and_in_texts() {

@@ -163,3 +163,85 @@ impl Classes {
 fn slashed(name: &[u8]) -> Vec<u8> {
     name.iter().map(|byte| if *byte == b'.' { b'/' } else { *byte }).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use lazuli_image::erofs::Nid;
+
+    use super::{super::forge, *};
+
+    /// Names of classes of the image, each of which names the next one.
+    const CHAIN: [&str; 4] = ["A", "B", "C", "D"];
+
+    /// The chain, in an image, with its file.
+    fn image() -> (Found, Vec<u8>) {
+        let names = CHAIN.map(|name| ["m", "lib", name]);
+        let next = |at: usize| CHAIN.get(at + 1).map(|name| format!("lib/{name}"));
+        let contents: Vec<_> = (0..CHAIN.len())
+            .map(|at| forge::class(&next(at).iter().map(String::as_str).collect::<Vec<_>>(), &[]))
+            .collect();
+        let bytes = forge::image(&names, &contents);
+        let (size, path) = (bytes.len() as u64, b"/lib/modules".to_vec());
+        (Found { nid: Nid(1), size, is_executable: false, path }, bytes)
+    }
+
+    /// How many classes of the image are found in each step.
+    fn steps(classes: &mut Classes, image: &[u8]) -> Vec<usize> {
+        let mut places = classes.begin();
+        let mut found = Vec::new();
+        while !places.is_empty() {
+            found.push(places.len());
+            let content = |place: &Place| {
+                image[place.range.start as usize..place.range.end as usize].to_vec()
+            };
+            places = classes.go_on(&places.iter().map(content).collect::<Vec<_>>());
+        }
+        found
+    }
+
+    #[test]
+    fn classes_of_the_image_are_followed_for_one_step_from_those_of_archives() {
+        let (file, bytes) = image();
+        let main = forge::class(&["app/Other"], &[]);
+        let other = forge::class(&[], &["lib.A"]);
+        let mut classes = Classes::default();
+        classes.add_image(&file, &bytes);
+        classes.add_archive(&forge::archive(&[("app/Main.class", &main)]));
+        classes.add_archive(&forge::archive(&[("app/Other.class", &other)]));
+        classes.add_archive(b"no archive");
+        classes.add_main(b"app.Main");
+        assert_eq!(steps(&mut classes, &bytes), [1, 1]);
+    }
+
+    #[test]
+    fn classes_of_a_program_of_the_image_are_followed_further() {
+        let (file, bytes) = image();
+        let mut classes = Classes::default();
+        classes.add_image(&file, &bytes);
+        classes.add_main(b"lib.A");
+        assert_eq!(steps(&mut classes, &bytes), [1, 1, 1, 1]);
+        let mut unknown = Classes::default();
+        unknown.add_main(b"lib.A");
+        assert!(unknown.begin().is_empty() && unknown.go_on(&[bytes]).is_empty());
+    }
+
+    #[test]
+    fn parts_of_the_image_are_guessed_once_with_what_the_kernel_reads_around_them() {
+        const MIB: u64 = 1 << 20;
+        let (mut file, bytes) = image();
+        file.size = 9 * MIB;
+        let mut classes = Classes::default();
+        classes.add_image(&file, &bytes);
+        let place = |start: u64| Place { range: start..start + 1, is_opaque: false };
+        let places = [place(2 * MIB), place(4 * MIB), place(9 * MIB / 2)];
+        let parts = classes.parts(&places, 3 * MIB);
+        // The last one has the packages.
+        let expected = [7 * MIB / 2..5 * MIB + BLOCK, 9 * MIB - BLOCK..9 * MIB];
+        assert_eq!(parts, expected);
+        assert!(classes.parts(&places[1..2], 3 * MIB).is_empty());
+        assert_eq!(
+            classes.parts(&[place(5 * MIB)], 3 * MIB),
+            [5 * MIB + BLOCK..11 * MIB / 2 + BLOCK]
+        );
+    }
+}

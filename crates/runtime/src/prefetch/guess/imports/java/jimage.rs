@@ -6,7 +6,7 @@
 use std::{collections::HashMap, ops::Range};
 
 /// Begins the header of seven numbers of four bytes, in the order of the machine.
-const MAGIC: u32 = 0xcafe_dada;
+pub(super) const MAGIC: u32 = 0xcafe_dada;
 const HEADER: usize = 28;
 
 /// Resources of one image: OpenJDK 17 has 29,000.
@@ -90,32 +90,8 @@ fn attributes(mut bytes: &[u8]) -> Option<[usize; 8]> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    /// An image with these classes: module, package, name and content.
-    pub(in super::super) fn image(classes: &[[&str; 3]], contents: &[Vec<u8>]) -> Vec<u8> {
-        let mut texts = b"\0class\0".to_vec();
-        let (mut offsets, mut locations, mut data) = (Vec::new(), Vec::new(), Vec::new());
-        for (names, content) in classes.iter().zip(contents) {
-            offsets.extend((locations.len() as u32).to_le_bytes());
-            for (kind, name) in (1u8..).zip(names) {
-                locations.push(kind << 3 | 1);
-                locations.extend((texts.len() as u16).to_be_bytes());
-                texts.extend([name.as_bytes(), b"\0"].concat());
-            }
-            locations.extend([4 << 3, 1]);
-            locations.extend([&[5 << 3 | 3][..], &(data.len() as u32).to_be_bytes()].concat());
-            locations.extend([&[7 << 3 | 3][..], &(content.len() as u32).to_be_bytes()].concat());
-            locations.push(0);
-            data.extend(content);
-        }
-        let (count, sizes) = (classes.len() as u32, [locations.len(), texts.len()]);
-        let header = [MAGIC, 1, 0, count, count, sizes[0] as u32, sizes[1] as u32];
-        let header = header.map(u32::to_le_bytes).concat();
-        let redirects = vec![0; classes.len() * 4];
-        [header, redirects, offsets, locations, texts, data].concat()
-    }
+mod tests {
+    use super::{super::forge::image, *};
 
     #[test]
     fn classes_are_found_by_their_names() {

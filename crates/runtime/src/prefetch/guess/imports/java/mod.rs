@@ -3,6 +3,8 @@
 mod archive;
 mod class;
 mod classes;
+#[cfg(test)]
+pub(in super::super) mod forge;
 mod jimage;
 
 use std::io::Read as _;
@@ -161,6 +163,24 @@ mod tests {
         header.extend((name.len() as u16).to_le_bytes());
         header.extend([0; 2]);
         [&header, name.as_bytes(), data].concat()
+    }
+
+    #[test]
+    fn a_command_begins_with_a_class_unless_it_runs_an_archive() {
+        let main = |program: &str, words: &str| {
+            let words: Vec<_> = words.split(',').map(|word| word.as_bytes().to_vec()).collect();
+            main_class(program.as_bytes(), &words)
+                .map(|main| String::from_utf8(main.into()).unwrap())
+        };
+        let command =
+            "-Da=b,-cp,/opt/a.jar:b,--add-opens,java.base/java.lang, -Dc=d,app.Main,start";
+        assert_eq!(main("java", command).unwrap(), "app.Main");
+        assert_eq!(main("java", "-jar,app.jar,other.Main"), None);
+        assert_eq!(main("java", "-cp"), None);
+        assert_eq!(main("javac", "Main.java").unwrap(), "com.sun.tools.javac.Main");
+        let manifest = b"Main-Class: app.Main \r\n";
+        let archive = entry("META-INF/MANIFEST.MF", 0, manifest);
+        assert_eq!(main_of(&archive).unwrap(), b"app.Main");
     }
 
     #[test]

@@ -3,12 +3,14 @@
 use std::{mem, sync::Arc};
 
 use super::{
+    Piece,
     command::MODULE_PATHS,
-    imports::{self, IMAGE, Import, Imports, Language, Started},
+    habits,
+    imports::{self, IMAGE, Import, Imports, Language, Place, Started},
     linker::{Asker, LIBRARY_PATH},
     paths::Found,
     shells::Shell,
-    state::{ARCHIVE, Guess, Role},
+    state::{ARCHIVE, Guess, HEAD, Role},
 };
 
 /// Up to this size a file is read that a script asks about: bigger ones are no configuration.
@@ -17,6 +19,9 @@ const ASKED: u64 = 64 << 10;
 /// Files of an application in PHP that a web server runs, in a directory that its configuration
 /// names.
 const INDEX: &[u8] = b"index.php";
+
+/// Limit of the bytes of a class in Java's image that is followed.
+const CLASS: u64 = 256 << 10;
 
 /// Shells that are followed for one image, and scripts that all of them source.
 const SHELLS: usize = 64;
@@ -142,6 +147,25 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         }
         let found = imports.follow(&mut self.paths, file, text);
         self.add_imports(imports, found);
+    }
+
+    /// Takes the pieces of Java's image that are read for classes, and those with the classes
+    /// themselves that are to be followed.
+    pub(super) fn take_classes(&mut self, places: &[Place]) -> (Vec<Piece>, Vec<Piece>) {
+        let Some(image) = self.classes.image().cloned() else { return Default::default() };
+        let head = habits::head(&image).unwrap_or(HEAD);
+        for range in self.classes.parts(places, head) {
+            self.want_piece(Piece { file: image.nid, range });
+        }
+        let is_readable = |place: &&Place| {
+            let range = &place.range;
+            !place.is_opaque
+                && range.end <= image.size
+                && (1..=CLASS).contains(&(range.end - range.start))
+        };
+        let readable = places.iter().filter(is_readable);
+        let readable = readable.map(|place| Piece { file: image.nid, range: place.range.clone() });
+        (self.take_wanted(), readable.collect())
     }
 
     /// Adds the applications of directories that a server's configuration names.

@@ -15,7 +15,7 @@ use super::{
     command::{self, Process},
     elf::Elf,
     habits::{self, habits, with_script},
-    imports::{Classes, Imports, Language, Place},
+    imports::{Classes, Imports, Language},
     linker::{Asker, CONFIGURATION, LIBRARY_PATH, Linker},
     paths::{Found, Paths},
     shells::Shell,
@@ -42,7 +42,7 @@ const WHOLE: u64 = 16 << 20;
 const BIG: u64 = 64 << 20;
 
 /// Bytes at the beginning of a bigger file that are always read.
-const HEAD: u64 = 1 << 20;
+pub(super) const HEAD: u64 = 1 << 20;
 
 /// Bytes at the end of a bigger program or library that are always read: its data is there, with
 /// the names of its libraries.
@@ -54,9 +54,6 @@ pub(super) const ARCHIVE: u64 = 4 << 20;
 
 /// Limit of the bytes to read of a module or script, other than an archive.
 const TEXT: u64 = 128 << 10;
-
-/// Limit of the bytes of a class in Java's image that is followed.
-const CLASS: u64 = 256 << 10;
 
 /// Bytes of a file with directories for the dynamic linker.
 const CONFIGURATION_BYTES: u64 = 4096;
@@ -202,25 +199,6 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             self.want_piece(piece);
         }
         self.take_wanted()
-    }
-
-    /// Takes the pieces of Java's image that are read for classes, and those with the classes
-    /// themselves that are to be followed.
-    pub(super) fn take_classes(&mut self, places: &[Place]) -> (Vec<Piece>, Vec<Piece>) {
-        let Some(image) = self.classes.image().cloned() else { return Default::default() };
-        let head = habits::head(&image).unwrap_or(HEAD);
-        for range in self.classes.parts(places, head) {
-            self.want_piece(Piece { file: image.nid, range });
-        }
-        let is_readable = |place: &&Place| {
-            let range = &place.range;
-            !place.is_opaque
-                && range.end <= image.size
-                && (1..=CLASS).contains(&(range.end - range.start))
-        };
-        let readable = places.iter().filter(is_readable);
-        let readable = readable.map(|place| Piece { file: image.nid, range: place.range.clone() });
-        (self.take_wanted(), readable.collect())
     }
 
     /// The files with which [`Guess::linker`] has to be configured before anything is followed.
@@ -526,7 +504,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         }
     }
 
-    fn want_piece(&mut self, piece: Piece) {
+    pub(super) fn want_piece(&mut self, piece: Piece) {
         let len = piece.range.end.saturating_sub(piece.range.start);
         if len > 0 && len <= self.budget {
             self.budget -= len;

@@ -239,9 +239,8 @@ mod tests {
         let expected = [7 * MIB / 2..5 * MIB + BLOCK, 9 * MIB - BLOCK..9 * MIB];
         assert_eq!(parts, expected);
         assert!(classes.parts(&places[1..2], 3 * MIB).is_empty());
-        assert_eq!(
-            classes.parts(&[place(5 * MIB)], 3 * MIB),
-            [5 * MIB + BLOCK..11 * MIB / 2 + BLOCK]
-        );
+        let more = classes.parts(&[place(5 * MIB)], 3 * MIB);
+        assert_eq!(more.first(), Some(&(5 * MIB + BLOCK..11 * MIB / 2 + BLOCK)));
+        assert_eq!(more.len(), 1);
     }
 }

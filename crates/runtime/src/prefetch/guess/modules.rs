@@ -20,8 +20,13 @@ const ASKED: u64 = 64 << 10;
 /// names.
 const INDEX: &[u8] = b"index.php";
 
-/// Limit of the bytes of a class in Java's image that is followed.
+/// Modules that applications list.
+const LISTED: usize = 1 << 14;
+
+/// Limits of the bytes of classes in Java's image that are followed: of one, and of those of one
+/// step.
 const CLASS: u64 = 256 << 10;
+const CLASSES: u64 = 8 << 20;
 
 /// Shells that are followed for one image, and scripts that all of them source.
 const SHELLS: usize = 64;
@@ -157,11 +162,13 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         for range in self.classes.parts(places, head) {
             self.want_piece(Piece { file: image.nid, range });
         }
+        let mut room = CLASSES;
         let is_readable = |place: &&Place| {
-            let range = &place.range;
-            !place.is_opaque
-                && range.end <= image.size
-                && (1..=CLASS).contains(&(range.end - range.start))
+            let len = place.range.end - place.range.start;
+            let fits = (1..=CLASS.min(room)).contains(&len) && place.range.end <= image.size;
+            let is_readable = fits && !place.is_opaque;
+            room -= if is_readable { len } else { 0 };
+            is_readable
         };
         let readable = places.iter().filter(is_readable);
         let readable = readable.map(|place| Piece { file: image.nid, range: place.range.clone() });
@@ -185,7 +192,10 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 Import::Library(file) => self.visit(file, Role::Library(Asker::default())),
                 Import::Data(file) => self.want(&file),
                 Import::Listed(file) if self.loads_listed => self.visit_module(file, imports),
-                Import::Listed(file) => self.listed.push((file, imports.clone())),
+                Import::Listed(file) if self.listed.len() < LISTED => {
+                    self.listed.push((file, imports.clone()));
+                }
+                Import::Listed(_) => {}
                 Import::AllListed => {
                     self.loads_listed = true;
                     for (file, imports) in mem::take(&mut self.listed) {

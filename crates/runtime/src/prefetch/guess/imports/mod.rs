@@ -254,7 +254,10 @@ impl Imports {
             before = word;
         }
         // Scripts may name a boot file that they make themselves.
-        let is_boot = |import: &Import| matches!(import, Import::Module(file) if file.name().ends_with(b".boot"));
+        let is_boot = |import: &Import| match import {
+            Import::Module(file) => file.name().ends_with(b".boot"),
+            _ => false,
+        };
         if self.language == Language::Erlang && !found.iter().any(is_boot) {
             found.extend(self.boot_file(paths, b"start"));
         }

@@ -9,7 +9,7 @@ const END: usize = 22;
 const COMMENT: usize = 1 << 16;
 
 /// Bytes of one class.
-const CLASS: u64 = 1 << 20;
+const CLASS: usize = 1 << 20;
 
 /// An archive whose bytes are known.
 #[derive(Debug)]
@@ -39,19 +39,28 @@ impl Archive {
         Some(Archive { bytes, classes })
     }
 
-    /// The content of a class.
-    pub(super) fn class(&self, name: &[u8]) -> Option<Vec<u8>> {
+    /// The content of a class, as far as it can be read. Takes its bytes, stored and decompressed,
+    /// from `room`, beyond which nothing is read.
+    pub(super) fn class(&self, name: &[u8], room: &mut usize) -> Option<Vec<u8>> {
         let header = self.bytes.get(*self.classes.get(name)?..)?;
         let data = header.get(30 + short(header, 26)? + short(header, 28)?..)?;
-        match short(header, 8)? {
-            0 => data.get(..long(header, 18)?).map(<[u8]>::to_vec),
+        // The size may be behind the content.
+        let stored = match long(header, 18)? {
+            0 => CLASS.min(data.len()),
+            size => size,
+        };
+        let data = data.get(..stored).filter(|data| data.len() <= *room)?;
+        let class = match short(header, 8)? {
+            0 => data.to_vec(),
             8 => {
                 let mut class = Vec::new();
-                DeflateDecoder::new(data).take(CLASS).read_to_end(&mut class).ok()?;
-                Some(class)
+                let _ = DeflateDecoder::new(data).take(CLASS as u64).read_to_end(&mut class);
+                class
             }
-            _ => None,
-        }
+            _ => return None,
+        };
+        *room = room.checked_sub(stored.min(CLASS).max(class.len()))?;
+        Some(class)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -63,7 +72,8 @@ impl Archive {
 #[cfg(fuzzing)]
 pub(super) fn fuzz(bytes: &[u8]) {
     if let Some(archive) = Archive::open(bytes.to_vec()) {
-        archive.classes.keys().take(64).for_each(|name| drop(archive.class(name)));
+        let mut room = 8 * CLASS;
+        archive.classes.keys().for_each(|name| drop(archive.class(name, &mut room)));
     }
 }
 
@@ -86,15 +96,20 @@ mod tests {
         let bytes =
             archive(&[("a/B.class", b"stored"), ("C.class", b"deflated"), ("d.txt", b"no")]);
         let found = Archive::open(bytes.clone()).unwrap();
-        assert_eq!(found.class(b"a/B").unwrap(), b"stored");
-        assert_eq!(found.class(b"C").unwrap(), b"deflated");
-        assert_eq!((found.class(b"d"), found.classes.len()), (None, 2));
+        let mut room = 20;
+        assert_eq!(found.class(b"a/B", &mut room).unwrap(), b"stored");
+        assert_eq!(found.class(b"C", &mut room).unwrap(), b"deflated");
+        assert_eq!((found.class(b"d", &mut room), found.classes.len()), (None, 2));
+        assert_eq!(found.class(b"a/B", &mut 5), None);
         (0..bytes.len()).for_each(|len| assert!(Archive::open(bytes[..len].to_vec()).is_none()));
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0xff;
             let damaged = Archive::open(damaged);
-            drop(damaged.map(|archive| (archive.class(b"a/B"), archive.class(b"C"))));
+            let mut room = CLASS;
+            for name in [&b"a/B"[..], b"C"] {
+                drop(damaged.as_ref().map(|archive| archive.class(name, &mut room)));
+            }
         }
     }
 }

@@ -91,14 +91,15 @@ impl Classes {
         let mut names = VecDeque::from(mem::take(&mut self.mains));
         let services = SERVICES.iter().filter_map(|name| classes.get(*name).cloned());
         let mut found: Vec<_> = services.collect();
-        let mut read = 0;
+        let mut room = CLASSES;
         self.steps = OWN_STEPS;
         while let Some(name) = names.pop_front() {
-            if self.known.len() >= NAMES || read > CLASSES || !self.known.insert(name.clone()) {
+            if self.known.len() >= NAMES || !self.known.insert(name.clone()) {
                 continue;
             }
-            if let Some(class) = self.archives.iter().find_map(|archive| archive.class(&name)) {
-                read += class.len();
+            if let Some(class) =
+                self.archives.iter().find_map(|archive| archive.class(&name, &mut room))
+            {
                 self.steps = STEPS;
                 names.extend(class::named(&class).into_iter().map(slashed));
             } else if let Some(place) = classes.get(&name) {

@@ -12,6 +12,12 @@ const HEADER: usize = 28;
 /// Resources of one image: OpenJDK 17 has 29,000.
 const RESOURCES: usize = 1 << 17;
 
+/// Bytes of one name.
+const LONGEST: usize = 256;
+
+/// Attributes of one resource, which are of as many kinds.
+const ATTRIBUTES: usize = 8;
+
 /// Kinds of attributes.
 const MODULE: usize = 1;
 const PARENT: usize = 2;
@@ -49,7 +55,7 @@ pub(super) fn classes(head: &[u8]) -> Option<HashMap<Vec<u8>, Place>> {
     let data = texts.checked_add(texts_size)?;
     let text = |at: usize| {
         let rest = head.get(texts.checked_add(at)?..data)?;
-        rest.split(|byte| *byte == 0).next()
+        rest[..rest.len().min(LONGEST)].split(|byte| *byte == 0).next()
     };
     head.get(..data)?;
     let mut classes = HashMap::new();
@@ -74,9 +80,9 @@ pub(super) fn classes(head: &[u8]) -> Option<HashMap<Vec<u8>, Place>> {
 }
 
 /// The attributes of a resource by their kinds: bytes with kind and length, each before a number.
-fn attributes(mut bytes: &[u8]) -> Option<[usize; 8]> {
-    let mut attributes = [0; 8];
-    loop {
+fn attributes(mut bytes: &[u8]) -> Option<[usize; ATTRIBUTES]> {
+    let mut attributes = [0; ATTRIBUTES];
+    for _ in 0..=ATTRIBUTES {
         let (first, rest) = bytes.split_first()?;
         let (kind, len) = (usize::from(first >> 3), usize::from(first & 7) + 1);
         if kind == 0 {
@@ -87,6 +93,7 @@ fn attributes(mut bytes: &[u8]) -> Option<[usize; 8]> {
         *attributes.get_mut(kind)? = value;
         bytes = rest;
     }
+    None
 }
 
 #[cfg(test)]

@@ -127,5 +127,6 @@ pub(super) fn launched(program: &[u8]) -> Option<&'static [u8]> {
     LAUNCHERS.iter().find(|(known, _)| *known == name).map(|(_, launched)| *launched)
 }
 
-/// The variable in which an interpreter looks for directories with modules.
-pub(super) const MODULE_PATHS: [&str; 4] = ["PYTHONPATH", "NODE_PATH", "RUBYLIB", "PERL5LIB"];
+/// The variables in which interpreters look for directories with modules.
+pub(super) const MODULE_PATHS: [&str; 5] =
+    ["PYTHONPATH", "NODE_PATH", "RUBYLIB", "PERL5LIB", "ERL_LIBS"];

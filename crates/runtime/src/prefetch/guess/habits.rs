@@ -49,6 +49,8 @@ const HABITS: [Habit; 16] = [
             "$DIR/erl_child_setup",
             "$DIR/inet_gethost",
             "$DIR/../../bin/start.boot|$DIR/../../bin/start_clean.boot",
+            "/etc/host.conf",
+            "/etc/protocols",
         ],
     },
     Habit {
@@ -82,7 +84,7 @@ const HABITS: [Habit; 16] = [
         ],
     },
     Habit {
-        of: &["java"],
+        of: &["java", "javac", "jar"],
         reads: &[
             "$DIR/../lib/jvm.cfg",
             "$DIR/../lib/server/libjvm.so",

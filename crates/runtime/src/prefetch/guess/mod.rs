@@ -30,13 +30,13 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
+use std::{mem, ops::Range};
 
 use async_trait::async_trait;
 use futures_util::{FutureExt as _, StreamExt, future::join_all, stream::FuturesUnordered};
 use lazuli_image::{Decoded, erofs::Nid, rafs::Bootstrap};
 use serde_json::Value;
-use tokio::task::yield_now;
+use tokio::task::{spawn_blocking, yield_now};
 
 use self::{
     elf::{Obstacle, Parts},
@@ -84,9 +84,6 @@ pub(crate) trait Content: Send + Sync {
 /// Files that are looked into at the same time.
 const LOOKING: usize = 256;
 
-/// Limit of the bytes to read of a module or script.
-const TEXT: u64 = 128 << 10;
-
 /// Reads for which one file is looked into: headers and dynamic section, with names in several
 /// places.
 const READS: usize = 12;
@@ -129,13 +126,28 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
             yield_now().await;
         }
     }
-    wanted(guess.into_doubtful());
+    wanted(guess.take_doubtful());
+    if guess.classes.image().is_none() {
+        return;
+    }
+    // Thousands of classes take some ten milliseconds.
+    let mut classes = mem::take(&mut guess.classes);
+    let begun = spawn_blocking(move || (classes.begin(), classes)).await;
+    let Ok((mut places, classes)) = begun else { return };
+    guess.classes = classes;
+    while !places.is_empty() {
+        let (pieces, classes) = guess.take_classes(&places);
+        wanted(pieces);
+        let contents = join_all(classes.iter().map(|class| content.read(class))).await;
+        let contents: Vec<_> = contents.into_iter().flatten().collect();
+        places = guess.classes.go_on(&contents);
+    }
 }
 
 async fn look(content: &dyn Content, visit: Visit) -> (Visit, Seen) {
     let Found { nid, size, .. } = visit.file;
-    if visit.is_text() {
-        let piece = Piece { file: nid, range: 0..size.min(TEXT) };
+    if let Some(limit) = visit.text() {
+        let piece = Piece { file: nid, range: 0..size.min(limit) };
         return (visit, content.read(&piece).await.map_or(Seen::Nothing, Seen::Text));
     }
     let mut parts = Parts::new(size);

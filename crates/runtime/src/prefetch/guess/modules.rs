@@ -1,14 +1,16 @@
 //! Follows scripts and modules to the programs that they run and the modules that they load.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use super::{
+    Piece,
     command::MODULE_PATHS,
-    imports::{self, Import, Imports, Language, Started},
+    habits,
+    imports::{self, IMAGE, Import, Imports, Language, Place, Started},
     linker::{Asker, LIBRARY_PATH},
     paths::Found,
     shells::Shell,
-    state::{ARCHIVE, Guess, Role},
+    state::{ARCHIVE, Guess, HEAD, Role},
 };
 
 /// Up to this size a file is read that a script asks about: bigger ones are no configuration.
@@ -17,6 +19,14 @@ const ASKED: u64 = 64 << 10;
 /// Files of an application in PHP that a web server runs, in a directory that its configuration
 /// names.
 const INDEX: &[u8] = b"index.php";
+
+/// Modules that applications list.
+const LISTED: usize = 1 << 14;
+
+/// Limits of the bytes of classes in Java's image that are followed: of one, and of those of one
+/// step.
+const CLASS: u64 = 256 << 10;
+const CLASSES: u64 = 8 << 20;
 
 /// Shells that are followed for one image, and scripts that all of them source.
 const SHELLS: usize = 64;
@@ -51,6 +61,11 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         let words = shell.words.clone();
         if let Some(path) = script.variables.get(LIBRARY_PATH.as_bytes()) {
             self.follow_library_path(path);
+        }
+        for name in MODULE_PATHS {
+            if let Some(list) = script.variables.get(name.as_bytes()) {
+                self.module_paths.insert(name, list.clone());
+            }
         }
         for command in script.commands {
             if self.shells[at].is_new(&command) {
@@ -91,17 +106,30 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         words: &[Vec<u8>],
         scripts: Vec<Found>,
     ) {
-        let more = MODULE_PATHS.iter().find_map(|name| self.process.variable(name));
-        let mut more = vec![more.unwrap_or_default()];
         // Erlang is told where modules are by its arguments.
         let named = words.windows(2).filter(|pair| matches!(&pair[0][..], b"-pa" | b"-pz"));
-        more.extend(named.map(|pair| pair[1].as_slice()));
+        let mut more: Vec<_> = named.map(|pair| pair[1].clone()).collect();
+        for name in MODULE_PATHS {
+            let of_script = self.module_paths.get(name).map(Vec::as_slice);
+            let list = self.process.variable(name).or(of_script).unwrap_or_default();
+            // `ERL_LIBS` names directories of libraries.
+            let ending: &[u8] = if name == "ERL_LIBS" { b"/*/ebin" } else { b"" };
+            let places = list.split(|byte| *byte == b':').filter(|place| !place.is_empty());
+            more.extend(places.map(|place| [place, ending].concat()));
+        }
         let more = more.join(&b':');
-        let Some(imports) = Imports::of(&mut self.paths, program, applications, &more) else {
+        let imports = Imports::of(&mut self.paths, program, applications, words, &more);
+        let Some(imports) = imports else {
             scripts.iter().for_each(|script| self.want(script));
             return;
         };
         let imports = Arc::new(imports);
+        if imports.is_java() {
+            match imports::main_class(program.name(), words) {
+                Some(main) => self.classes.add_main(main),
+                None => self.run_archives.extend(scripts.iter().map(|script| script.nid)),
+            }
+        }
         for script in scripts {
             self.visit_module(script, &imports);
         }
@@ -111,8 +139,40 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
 
     /// Adds the modules that a module loads.
     pub(super) fn follow_module(&mut self, imports: &Arc<Imports>, file: &Found, text: &[u8]) {
+        if imports.is_java() && file.name() == IMAGE {
+            return self.classes.add_image(file, text);
+        }
+        if imports.is_java() {
+            self.classes.add_archive(text);
+            if self.run_archives.contains(&file.nid)
+                && let Some(main) = imports::main_of(text)
+            {
+                self.classes.add_main(&main);
+            }
+        }
         let found = imports.follow(&mut self.paths, file, text);
         self.add_imports(imports, found);
+    }
+
+    /// Takes the pieces of Java's image that are read for classes, and those with the classes
+    /// themselves that are to be followed.
+    pub(super) fn take_classes(&mut self, places: &[Place]) -> (Vec<Piece>, Vec<Piece>) {
+        let Some(image) = self.classes.image().cloned() else { return Default::default() };
+        let head = habits::head(&image).unwrap_or(HEAD);
+        for range in self.classes.parts(places, head) {
+            self.want_piece(Piece { file: image.nid, range });
+        }
+        let mut room = CLASSES;
+        let is_readable = |place: &&Place| {
+            let len = place.range.end - place.range.start;
+            let fits = (1..=CLASS.min(room)).contains(&len) && place.range.end <= image.size;
+            let is_readable = fits && !place.is_opaque;
+            room -= if is_readable { len } else { 0 };
+            is_readable
+        };
+        let readable = places.iter().filter(is_readable);
+        let readable = readable.map(|place| Piece { file: image.nid, range: place.range.clone() });
+        (self.take_wanted(), readable.collect())
     }
 
     /// Adds the applications of directories that a server's configuration names.
@@ -131,12 +191,23 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 Import::Module(file) => self.visit_module(file, imports),
                 Import::Library(file) => self.visit(file, Role::Library(Asker::default())),
                 Import::Data(file) => self.want(&file),
+                Import::Listed(file) if self.loads_listed => self.visit_module(file, imports),
+                Import::Listed(file) if self.listed.len() < LISTED => {
+                    self.listed.push((file, imports.clone()));
+                }
+                Import::Listed(_) => {}
+                Import::AllListed => {
+                    self.loads_listed = true;
+                    for (file, imports) in mem::take(&mut self.listed) {
+                        self.visit_module(file, &imports);
+                    }
+                }
             }
         }
     }
 
     /// Adds a module, or of a big archive both ends.
-    fn visit_module(&mut self, file: Found, imports: &Arc<Imports>) {
+    pub(super) fn visit_module(&mut self, file: Found, imports: &Arc<Imports>) {
         if file.size > ARCHIVE && file.name().ends_with(b".jar") {
             self.want_ends(&file);
         } else {

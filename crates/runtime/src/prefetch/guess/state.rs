@@ -15,7 +15,7 @@ use super::{
     command::{self, Process},
     elf::Elf,
     habits::{self, habits, with_script},
-    imports::Imports,
+    imports::{Classes, Imports, Language},
     linker::{Asker, CONFIGURATION, LIBRARY_PATH, Linker},
     paths::{Found, Paths},
     shells::Shell,
@@ -42,7 +42,7 @@ const WHOLE: u64 = 16 << 20;
 const BIG: u64 = 64 << 20;
 
 /// Bytes at the beginning of a bigger file that are always read.
-const HEAD: u64 = 1 << 20;
+pub(super) const HEAD: u64 = 1 << 20;
 
 /// Bytes at the end of a bigger program or library that are always read: its data is there, with
 /// the names of its libraries.
@@ -51,6 +51,9 @@ const TAIL: u64 = 2 << 20;
 /// Maximum size of a Java archive beside the one that is run to be read whole. Of bigger ones, both
 /// ends are read: the type, and the directory of their files.
 pub(super) const ARCHIVE: u64 = 4 << 20;
+
+/// Limit of the bytes to read of a module or script, other than an archive.
+const TEXT: u64 = 128 << 10;
 
 /// Bytes of a file with directories for the dynamic linker.
 const CONFIGURATION_BYTES: u64 = 4096;
@@ -63,9 +66,13 @@ pub(super) struct Visit {
 }
 
 impl Visit {
-    /// Returns whether the file counts as text, whatever its content looks like.
-    pub(super) fn is_text(&self) -> bool {
-        !matches!(self.role, Role::Program(_) | Role::Library(_))
+    /// The bytes to read if the file counts as text, whatever its content looks like.
+    pub(super) fn text(&self) -> Option<u64> {
+        match &self.role {
+            Role::Program(_) | Role::Library(_) => None,
+            Role::Module(imports) if imports.is_java() => Some(ARCHIVE),
+            _ => Some(TEXT),
+        }
     }
 }
 
@@ -106,6 +113,14 @@ pub(super) struct Guess<'a, B> {
     pub(super) shells: Vec<Shell>,
     /// Programs and libraries that need libraries which were not found.
     incomplete: Vec<(Found, Elf, Asker)>,
+    /// What scripts set the variables to in which interpreters look for modules.
+    pub(super) module_paths: HashMap<&'static str, Vec<u8>>,
+    /// Modules that applications list, while it is not known that they are loaded.
+    pub(super) listed: Vec<(Found, Arc<Imports>)>,
+    pub(super) loads_listed: bool,
+    /// Classes of a program in Java, and archives with its main class.
+    pub(super) classes: Classes,
+    pub(super) run_archives: HashSet<Nid>,
     known: HashSet<Nid>,
     /// Files that were looked into, each once for a role: a script is a program of the kernel's,
     /// and then a module of its interpreter's.
@@ -139,6 +154,11 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             process,
             shells: Vec::new(),
             incomplete: Vec::new(),
+            module_paths: HashMap::new(),
+            listed: Vec::new(),
+            loads_listed: false,
+            classes: Classes::default(),
+            run_archives: HashSet::new(),
             known: HashSet::new(),
             followed: HashSet::new(),
             programs_read: HashMap::new(),
@@ -173,12 +193,12 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         mem::take(&mut self.programs)
     }
 
-    /// The doubtful pieces, once nothing more follows.
-    pub(super) fn into_doubtful(mut self) -> Vec<Piece> {
+    /// Takes the doubtful pieces, once nothing more follows.
+    pub(super) fn take_doubtful(&mut self) -> Vec<Piece> {
         for piece in mem::take(&mut self.doubtful) {
             self.want_piece(piece);
         }
-        self.wanted
+        self.take_wanted()
     }
 
     /// The files with which [`Guess::linker`] has to be configured before anything is followed.
@@ -357,8 +377,9 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             for found in self.first_of(&patterns) {
                 if found.name().ends_with(b".so") {
                     self.visit(found, Role::Library(Asker::default()));
-                } else if found.name().ends_with(b".jar") && found.size > ARCHIVE {
-                    self.want_ends(&found);
+                } else if found.name().ends_with(b".jar") {
+                    let java = Arc::new(Imports::within(Language::Java, found.directory()));
+                    self.visit_module(found, &java);
                 } else {
                     self.want(&found);
                 }
@@ -483,7 +504,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         }
     }
 
-    fn want_piece(&mut self, piece: Piece) {
+    pub(super) fn want_piece(&mut self, piece: Piece) {
         let len = piece.range.end.saturating_sub(piece.range.start);
         if len > 0 && len <= self.budget {
             self.budget -= len;

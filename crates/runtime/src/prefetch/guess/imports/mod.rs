@@ -20,7 +20,12 @@ mod text;
 
 use super::paths::{Found, Paths, matches};
 
-pub(super) use self::shell::{Started, run as shell};
+#[cfg(test)]
+pub(super) use self::java::forge as java_forge;
+pub(super) use self::{
+    java::{Classes, Place, main_class, main_of},
+    shell::{Started, run as shell},
+};
 
 /// A language whose modules name others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +42,7 @@ pub(super) enum Language {
 
 /// Interpreters by their real names, with their search paths for modules: `$DIR` is their directory
 /// and `$NAME` their name. Paths missing from the image are left out.
-const INTERPRETERS: [(&str, Language, &[&str]); 9] = [
+const INTERPRETERS: [(&str, Language, &[&str]); 11] = [
     (
         "python*",
         Language::Python,
@@ -110,8 +115,14 @@ const INTERPRETERS: [(&str, Language, &[&str]); 9] = [
         ],
     ),
     ("erlexec", Language::Erlang, &["$DIR/../..", "$DIR/../../lib/*/ebin"]),
-    ("java", Language::Java, &[]),
+    // With the directory of the run-time image.
+    ("java", Language::Java, &["$DIR/../lib"]),
+    ("javac", Language::Java, &["$DIR/../lib"]),
+    ("jar", Language::Java, &["$DIR/../lib"]),
 ];
+
+/// The run-time image of Java.
+pub(super) const IMAGE: &[u8] = b"modules";
 
 /// A program whose modules can be followed.
 #[derive(Debug)]
@@ -121,6 +132,8 @@ pub(super) struct Imports {
     roots: Vec<Vec<u8>>,
     /// Those of the application among them.
     own: Vec<Vec<u8>>,
+    /// Whether Erlang loads all modules of its boot file.
+    is_embedded: bool,
 }
 
 /// The target of an import.
@@ -132,15 +145,20 @@ pub(super) enum Import {
     Library(Found),
     /// Something else that is read.
     Data(Found),
+    /// A module that an application lists, loaded if [all of them](Import::AllListed) are.
+    Listed(Found),
+    /// The program loads all modules that its applications list.
+    AllListed,
 }
 
 impl Imports {
     /// The imports of `interpreter`, whose script is in one of the directories `applications`;
-    /// `more` are directories from its environment and arguments.
+    /// `more` are directories from its environment and arguments, which are `words`.
     pub(super) fn of(
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
         interpreter: &Found,
         applications: &[Vec<u8>],
+        words: &[Vec<u8>],
         more: &[u8],
     ) -> Option<Self> {
         let is_it =
@@ -161,12 +179,18 @@ impl Imports {
             let pattern = pattern.split('/').map(fill).collect::<Vec<_>>().join(&b'/');
             roots.extend(paths.directories(&pattern));
         }
-        Some(Imports { language: *language, roots, own: applications.to_vec() })
+        let is_embedded = words.windows(2).any(|pair| pair == [&b"-mode"[..], b"embedded"]);
+        Some(Imports { language: *language, roots, own: applications.to_vec(), is_embedded })
     }
 
     /// The imports of `language` within one directory: a server's application.
     pub(super) fn within(language: Language, directory: &[u8]) -> Self {
-        Imports { language, roots: vec![directory.to_vec()], own: Vec::new() }
+        let roots = vec![directory.to_vec()];
+        Imports { language, roots, own: Vec::new(), is_embedded: false }
+    }
+
+    pub(super) fn is_java(&self) -> bool {
+        self.language == Language::Java
     }
 
     /// The imports of the module `file`, whose first bytes are `bytes`.
@@ -189,8 +213,14 @@ impl Imports {
                 text::r_needs(bytes).iter().flat_map(|name| self.r_package(paths, name)).collect()
             }
             Language::R => self.follow_r(paths, bytes),
-            Language::Erlang if file.name().ends_with(b".beam") => self.follow_beam(paths, bytes),
-            Language::Erlang => self.follow_boot(paths, bytes),
+            Language::Erlang if file.name().ends_with(b".beam") => {
+                self.follow_beam(paths, file, bytes)
+            }
+            Language::Erlang if file.name().ends_with(b".app") => {
+                self.follow_app(paths, file, bytes)
+            }
+            Language::Erlang if file.name().ends_with(b".boot") => self.follow_boot(paths, bytes),
+            Language::Erlang => self.follow_plugins(paths, bytes),
             Language::Java => java::follow_archive(paths, file, bytes),
         }
     }
@@ -213,9 +243,8 @@ impl Imports {
                 (Language::Python, b"-m") => self.python_program(paths, word),
                 (Language::Ruby, b"-r") => self.ruby_feature(paths, None, word),
                 (Language::Erlang, b"-boot") => self.boot_file(paths, word).into_iter().collect(),
-                (Language::Erlang, b"-s" | b"-run" | b"-user") => {
-                    self.erlang_module(paths, word).into_iter().collect()
-                }
+                (Language::Erlang, b"-s" | b"-run" | b"-user") => self.erlang_program(paths, word),
+                (Language::Erlang, b"-name" | b"-sname") => self.erlang_network(paths),
                 (Language::Java, b"-cp" | b"-classpath" | b"--class-path") => {
                     java::class_path(paths, word)
                 }
@@ -224,8 +253,17 @@ impl Imports {
             });
             before = word;
         }
-        if self.language == Language::Erlang && !words.iter().any(|word| word == b"-boot") {
+        // Scripts may name a boot file that they make themselves.
+        let is_boot = |import: &Import| match import {
+            Import::Module(file) => file.name().ends_with(b".boot"),
+            _ => false,
+        };
+        if self.language == Language::Erlang && !found.iter().any(is_boot) {
             found.extend(self.boot_file(paths, b"start"));
+        }
+        if self.language == Language::Java {
+            let image = self.roots.iter().rev().find_map(|root| paths.file(root, IMAGE));
+            found.extend(image.map(Import::Module));
         }
         if self.language == Language::R {
             found.extend(r::BASE.iter().flat_map(|name| self.r_package(paths, name)));
@@ -272,9 +310,8 @@ pub(crate) mod fuzz {
         text::perl(bytes);
         text::r(bytes);
         text::r_needs(bytes);
-        erlang::boot(bytes);
-        erlang::called(bytes);
-        java::needed(bytes);
+        erlang::fuzz(bytes);
+        java::fuzz(bytes);
         let sources = [(b"/source".to_vec(), bytes.to_vec())].into();
         let started =
             Started { path: b"/bin/script", arguments: &[], environment: &[], sources: &sources };

@@ -6,7 +6,11 @@
 //! variable keeps a path that the image has. Scripts that are sourced are evaluated in their place,
 //! if their text is known.
 
-use std::{collections::HashMap, iter::Peekable, slice};
+use std::{
+    collections::{HashMap, HashSet},
+    iter::Peekable,
+    slice,
+};
 
 /// Commands, files and variables of one script, and words of one command.
 const COMMANDS: usize = 256;
@@ -99,7 +103,8 @@ pub(in super::super) fn run(
     started: Started<'_>,
     exists: &mut dyn FnMut(&[u8]) -> bool,
 ) -> Script {
-    let mut shell = Shell { started, exists, sourced: Vec::new(), script: Script::default() };
+    let (sourced, functions, script) = Default::default();
+    let mut shell = Shell { started, exists, sourced, functions, script };
     shell.run(text);
     shell.script
 }
@@ -123,6 +128,8 @@ struct Shell<'a> {
     exists: &'a mut dyn FnMut(&[u8]) -> bool,
     /// Scripts that were sourced, each once: a script may source itself.
     sourced: Vec<Word>,
+    /// Functions that are defined.
+    functions: HashSet<Word>,
     script: Script,
 }
 
@@ -135,6 +142,11 @@ impl Shell<'_> {
     fn run(&mut self, text: &[u8]) {
         let joined = join_lines(text);
         for line in joined.split(|byte| *byte == b'\n') {
+            if let Some(name) = defined(line)
+                && self.functions.len() < COMMANDS
+            {
+                self.functions.insert(name.to_vec());
+            }
             for command in self.split(line, DEPTH) {
                 self.note(command);
             }
@@ -296,6 +308,10 @@ impl Shell<'_> {
                     printed = words.join(&b' ');
                     printed.truncate(LONGEST);
                 }
+                // A function that is given a path mostly prints it in another form.
+                name if self.functions.contains(name) && (self.exists)(&argument) => {
+                    printed = argument;
+                }
                 _ => {}
             }
             self.note(command);
@@ -433,6 +449,14 @@ fn enclosed(bytes: &mut Bytes<'_>, open: u8, close: u8) -> Word {
     }
     inner.drain(..1.min(inner.len()));
     inner
+}
+
+/// The function whose definition begins in a line.
+fn defined(line: &[u8]) -> Option<&[u8]> {
+    let at = line.windows(2).position(|pair| pair == b"()")?;
+    let name = line[..at].trim_ascii();
+    let name = name.strip_prefix(b"function ").unwrap_or(name);
+    (!name.is_empty() && name.iter().all(|byte| is_of_name(*byte))).then_some(name)
 }
 
 fn is_of_name(byte: u8) -> bool {

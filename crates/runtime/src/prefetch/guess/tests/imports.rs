@@ -2,7 +2,12 @@
 
 use serde_json::json;
 
-use super::{LINKER, forge::Image, program, sorted, usual};
+use super::{
+    super::imports::java_forge,
+    LIBC, LINKER,
+    forge::{Image, program, shared},
+    sorted, usual,
+};
 
 /// The guesses for `command` in `/srv`, without the program itself.
 fn guessed(image: &Image, command: &[&str], program: &str) -> Vec<String> {
@@ -239,6 +244,27 @@ fn shell_scripts_lead_to_java_and_its_class_path() {
 }
 
 #[test]
+fn java_brings_the_parts_of_its_image_with_the_classes_that_a_program_names() {
+    const MIB: u64 = 1 << 20;
+    let class = java_forge::class(&[], &[]);
+    let (far, main) = (vec![0; 28 << 20], java_forge::class(&["log/Logger"], &[]));
+    let names = [["java.base", "pad", "Pad"], ["log", "log", "Logger"], ["xml", "xml", "Parser"]];
+    let modules = java_forge::image(&names, &[far.clone(), class.clone(), far]);
+    let image = usual()
+        .program("/opt/jre/bin/java", b"")
+        .file("/opt/jre/lib/modules", &modules)
+        .file("/opt/app/main.jar", &java_forge::archive(&[("app/Main.class", &main)]));
+    let command = ["/opt/jre/bin/java", "-cp", "/opt/app/main.jar", "app.Main"];
+    let pieces = image.pieces(&json!({ "config": { "Cmd": command } }));
+    let parts = pieces.iter().filter(|(path, _)| path == "/opt/jre/lib/modules");
+    let parts: Vec<_> = parts.map(|(_, range)| range.clone()).collect();
+    let end = modules.len() as u64;
+    let block = 128 << 10;
+    let logger = 55 * MIB / 2..57 * MIB / 2 + block;
+    assert_eq!(parts, [0..MIB, MIB..26 * MIB, logger, (end - 1) / block * block..end]);
+}
+
+#[test]
 fn modules_that_import_each_other_end() {
     let mut image = usual().program("/usr/bin/python3", b"");
     for at in 0..50 {
@@ -261,10 +287,6 @@ fn erlang_brings_what_it_boots_and_the_modules_that_its_command_names() {
         path,
         &atom("kernel_load_completed"),
     ];
-    let calls_lists = [
-        &b"FOR1\0\0\0\0BEAMAtU8\0\0\0\x0f\0\0\0\x02\x04main\x05lists\0"[..],
-        b"ImpT\0\0\0\x10\0\0\0\x01\0\0\0\x02\0\0\0\x01\0\0\0\x01",
-    ];
     let image = usual()
         .program("/usr/bin/erl", b"#!/bin/sh\nexec /usr/lib/erlang/erts-13/bin/erlexec \"$@\"\n")
         .program(&format!("{root}/erts-13/bin/erlexec"), b"")
@@ -272,7 +294,7 @@ fn erlang_brings_what_it_boots_and_the_modules_that_its_command_names() {
         .file(&format!("{root}/lib/kernel-8.5/ebin/application.beam"), b"FOR1")
         .file(&format!("{root}/lib/kernel-8.5/ebin/unused.beam"), b"FOR1")
         .file(&format!("{root}/lib/stdlib-4.2/ebin/lists.beam"), b"FOR1")
-        .file("/opt/app/ebin/main.beam", &calls_lists.concat());
+        .file("/opt/app/ebin/main.beam", &compiled("main", [["lists", "map"]]));
     let command = ["erl", "-pa", "/opt/app/ebin", "-s", "main", "start"];
     let expected = [
         "/opt/app/ebin/main.beam".to_owned(),
@@ -281,4 +303,117 @@ fn erlang_brings_what_it_boots_and_the_modules_that_its_command_names() {
         format!("{root}/lib/stdlib-4.2/ebin/lists.beam"),
     ];
     assert_eq!(guessed(&image, &command, "/usr/bin/erl"), expected);
+}
+
+/// A module of Erlang that calls these functions.
+fn compiled<const N: usize>(name: &str, calls: [[&str; 2]; N]) -> Vec<u8> {
+    let atoms = [&[name], calls.as_flattened(), &["modules"]].concat();
+    let mut table = (atoms.len() as u32).to_be_bytes().to_vec();
+    atoms.iter().for_each(|atom| table.extend([&[atom.len() as u8], atom.as_bytes()].concat()));
+    let table = (b"AtU8", table);
+    let called = (0..N as u32).flat_map(|call| [2 * call + 2, 2 * call + 3, 1]);
+    let calls =
+        (b"ImpT", [N as u32].into_iter().chain(called).flat_map(u32::to_be_bytes).collect());
+    let mut file = b"FOR1\0\0\0\0BEAM".to_vec();
+    for (name, mut part) in [table, calls] {
+        file.extend([name, &(part.len() as u32).to_be_bytes()[..]].concat());
+        part.resize(part.len().next_multiple_of(4), 0);
+        file.extend(part);
+    }
+    file
+}
+
+/// An installation of Erlang, and a script that starts a server with libraries beside it.
+fn server(plugins: &str) -> Image {
+    let script =
+        b"#!/bin/sh\nreal() {\n cd \"$1\" && pwd\n}\nHOME_=\"$(real \"/opt/server/sbin/..\")\"\n\
+        export ERL_LIBS=\"$HOME_/plugins\"\nexec erl -boot none -s rabbit boot\n";
+    usual()
+        .program("/usr/bin/erl", b"#!/bin/sh\nexec /usr/lib/erlang/erts-13/bin/erlexec \"$@\"\n")
+        .program("/usr/lib/erlang/erts-13/bin/erlexec", b"")
+        .file("/usr/lib/erlang/lib/crypto-5/ebin/crypto.app", b"{modules, [crypto]}")
+        .file("/usr/lib/erlang/lib/crypto-5/ebin/crypto.beam", &compiled("crypto", []))
+        .file("/usr/lib/erlang/lib/crypto-5/priv/lib/crypto.so", &shared(&["libc.so.6"]))
+        .program("/opt/server/sbin/server", script)
+        .file("/etc/rabbitmq/enabled_plugins", plugins.as_bytes())
+        .file(
+            "/opt/server/plugins/rabbit-3/ebin/rabbit.app",
+            b"{application, rabbit, [{applications, [crypto]}, {modules, [rabbit, other]}]}.",
+        )
+        .file("/opt/server/plugins/rabbit-3/ebin/other.beam", &compiled("other", []))
+        .file(
+            "/opt/server/plugins/web-1/ebin/web.app",
+            b"{application, web, [{modules, [web, web_app]}, {mod, {web_app, []}}]}.",
+        )
+        .file("/opt/server/plugins/web-1/ebin/web.beam", &compiled("web", []))
+        .file("/opt/server/plugins/web-1/ebin/web_app.beam", &compiled("web_app", []))
+}
+
+const BOOTED: &str = "/opt/server/plugins/rabbit-3/ebin/rabbit.beam";
+
+/// What is guessed for a server, without programs and the C library.
+fn guessed_of_server(image: &Image) -> Vec<String> {
+    let mut found = guessed(image, &["/opt/server/sbin/server"], "/opt/server/sbin/server");
+    found.retain(|path| !path.contains("/bin/") && path != LINKER && path != LIBC);
+    found
+}
+
+#[test]
+fn erlang_brings_the_applications_that_the_one_it_starts_needs() {
+    let image = server("[].").file(BOOTED, &compiled("rabbit", []));
+    let expected = [
+        "/etc/rabbitmq/enabled_plugins",
+        "/opt/server/plugins/rabbit-3/ebin/rabbit.app",
+        BOOTED,
+        // Of applications that are not started, only this is read.
+        "/opt/server/plugins/web-1/ebin/web.app",
+        "/usr/lib/erlang/lib/crypto-5/ebin/crypto.app",
+        "/usr/lib/erlang/lib/crypto-5/priv/lib/crypto.so",
+    ];
+    assert_eq!(guessed_of_server(&image), expected);
+    let image = server("[web].").file(BOOTED, &compiled("rabbit", []));
+    let more = guessed_of_server(&image).into_iter().filter(|path| !expected.contains(&&**path));
+    assert_eq!(more.collect::<Vec<_>>(), ["/opt/server/plugins/web-1/ebin/web_app.beam"]);
+}
+
+#[test]
+fn erlang_brings_all_modules_of_applications_if_it_asks_for_them() {
+    let image = server("[web].").file(BOOTED, &compiled("rabbit", [["application", "get_key"]]));
+    let mut found = guessed_of_server(&image);
+    found.retain(|path| path.ends_with(".beam"));
+    let expected = [
+        "/opt/server/plugins/rabbit-3/ebin/other.beam",
+        BOOTED,
+        "/opt/server/plugins/web-1/ebin/web.beam",
+        "/opt/server/plugins/web-1/ebin/web_app.beam",
+        "/usr/lib/erlang/lib/crypto-5/ebin/crypto.beam",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn erlang_in_embedded_mode_brings_all_modules_of_its_boot_file() {
+    let atom = |name: &str| [&[b'd', 0, name.len() as u8], name.as_bytes()].concat();
+    let path = b"$ROOT/lib/web-1/ebin";
+    let boot = [
+        &[131, b'l', 0, 0, 0, 3, b'k', 0, path.len() as u8][..],
+        path,
+        &atom("kernel_load_completed"),
+        &atom("web"),
+    ];
+    let image = usual()
+        .program("/opt/release/erts-13/bin/erlexec", b"")
+        .file("/opt/release/releases/1/start.boot", &boot.concat())
+        .file("/opt/release/lib/web-1/ebin/web.beam", &compiled("web", [["erlang", "load_nif"]]))
+        .file("/opt/release/lib/web-1/priv/web.so", &shared(&[]));
+    let program = "/opt/release/erts-13/bin/erlexec";
+    let command = [program, "-boot", "/opt/release/releases/1/start", "-mode", "interactive"];
+    assert_eq!(guessed(&image, &command, program), ["/opt/release/releases/1/start.boot"]);
+    let command = [&command[..4], &["embedded"]].concat();
+    let expected = [
+        "/opt/release/lib/web-1/ebin/web.beam",
+        "/opt/release/lib/web-1/priv/web.so",
+        "/opt/release/releases/1/start.boot",
+    ];
+    assert_eq!(guessed(&image, &command, program), expected);
 }

@@ -1,4 +1,11 @@
-//! Manifests of Java archives: the archives that they need.
+//! Java: archives, those that their manifests need, and the classes that a program loads.
+
+mod archive;
+mod class;
+mod classes;
+#[cfg(test)]
+pub(in super::super) mod forge;
+mod jimage;
 
 use std::io::Read as _;
 
@@ -8,6 +15,35 @@ use super::{
     super::paths::{Found, Paths},
     Import,
 };
+
+pub(in super::super) use self::{classes::Classes, jimage::Place};
+
+/// Programs whose main class is in the run-time image.
+const TOOLS: [(&[u8], &[u8]); 2] =
+    [(b"javac", b"com.sun.tools.javac.Main"), (b"jar", b"sun.tools.jar.Main")];
+
+/// Options whose value is the next word.
+const WITH_VALUE: [&[u8]; 9] = [
+    b"-cp",
+    b"-classpath",
+    b"--class-path",
+    b"-p",
+    b"--module-path",
+    b"--add-modules",
+    b"--add-opens",
+    b"--add-exports",
+    b"--add-reads",
+];
+
+/// Parsers, for the fuzz target.
+#[cfg(fuzzing)]
+pub(super) fn fuzz(bytes: &[u8]) {
+    needed(bytes);
+    main_of(bytes);
+    class::named(bytes);
+    jimage::classes(bytes);
+    archive::fuzz(bytes);
+}
 
 /// Maximum size of a manifest, in bytes.
 const MANIFEST: u64 = 64 << 10;
@@ -24,12 +60,45 @@ const FILES: usize = 16;
 
 /// The `Class-Path` of the manifest of an archive, of which the first bytes are given.
 pub(super) fn needed(archive: &[u8]) -> Vec<Vec<u8>> {
-    let manifest = manifest(archive).unwrap_or_default();
+    let paths = attribute(archive, "Class-Path:").unwrap_or_default();
+    let paths = paths.split_ascii_whitespace().take(FILES * FILES);
+    paths.map(|path| path.as_bytes().to_vec()).collect()
+}
+
+/// The class with which an archive begins that is run.
+pub(in super::super) fn main_of(archive: &[u8]) -> Option<Vec<u8>> {
+    Some(attribute(archive, "Main-Class:")?.trim().as_bytes().to_vec())
+}
+
+/// An attribute of the manifest of an archive.
+fn attribute(archive: &[u8], name: &str) -> Option<String> {
     // Lines have at most 72 bytes; longer ones continue after a blank.
-    let text = String::from_utf8_lossy(&manifest).replace("\r\n", "\n").replace("\n ", "");
-    let paths = text.lines().find_map(|line| line.strip_prefix("Class-Path:"));
-    let paths = paths.unwrap_or_default().split_ascii_whitespace();
-    paths.take(FILES * FILES).map(|path| path.as_bytes().to_vec()).collect()
+    let text =
+        String::from_utf8_lossy(&manifest(archive)?).replace("\r\n", "\n").replace("\n ", "");
+    text.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
+}
+
+/// The class with which a command begins: that of a tool, or the first word that may be one.
+pub(in super::super) fn main_class<'a>(program: &[u8], words: &'a [Vec<u8>]) -> Option<&'a [u8]> {
+    if let Some((_, main)) = TOOLS.iter().find(|(tool, _)| *tool == program) {
+        return Some(main);
+    }
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        match word.as_slice() {
+            b"-jar" => return None,
+            word if WITH_VALUE.contains(&word) => drop(words.next()),
+            // Scripts pass several options as one word to `eval`.
+            word if is_class(word) => return Some(word),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn is_class(word: &[u8]) -> bool {
+    word.first().is_some_and(u8::is_ascii_alphabetic)
+        && word.iter().all(|byte| byte.is_ascii_alphanumeric() || b"._$".contains(byte))
 }
 
 /// The archives that an archive names.
@@ -94,6 +163,24 @@ mod tests {
         header.extend((name.len() as u16).to_le_bytes());
         header.extend([0; 2]);
         [&header, name.as_bytes(), data].concat()
+    }
+
+    #[test]
+    fn a_command_begins_with_a_class_unless_it_runs_an_archive() {
+        let main = |program: &str, words: &str| {
+            let words: Vec<_> = words.split(',').map(|word| word.as_bytes().to_vec()).collect();
+            main_class(program.as_bytes(), &words)
+                .map(|main| String::from_utf8(main.into()).unwrap())
+        };
+        let command =
+            "-Da=b,-cp,/opt/a.jar:b,--add-opens,java.base/java.lang, -Dc=d,app.Main,start";
+        assert_eq!(main("java", command).unwrap(), "app.Main");
+        assert_eq!(main("java", "-jar,app.jar,other.Main"), None);
+        assert_eq!(main("java", "-cp"), None);
+        assert_eq!(main("javac", "Main.java").unwrap(), "com.sun.tools.javac.Main");
+        let manifest = b"Main-Class: app.Main \r\n";
+        let archive = entry("META-INF/MANIFEST.MF", 0, manifest);
+        assert_eq!(main_of(&archive).unwrap(), b"app.Main");
     }
 
     #[test]

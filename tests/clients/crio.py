@@ -1,6 +1,6 @@
 """CRI-O, which finds layers in Lazuli's layer store by their tables of contents, as podman 5 does.
 
-Containers are those of the Kubernetes' interface, without a kubelet.
+Containers are started through Kubernetes' interface, without a kubelet.
 """
 
 import contextlib
@@ -10,11 +10,10 @@ import subprocess
 from lab import REPOSITORY, background, corpus, run
 from lab.coldstart import image_size
 from lab.containerd import cri_program, listens
-from lab.lazuli import Lazuli
 from lab.oci import Layout
 from podman import IMAGE, REGISTRIES, STORAGE, UNREAD, scene
 from podman5 import FORMS, seekable
-from scene import TIMEOUT, expect, mb, saw
+from scene import TIMEOUT, expect, expect_failure, mb, saw
 
 CRIO = """\
 [crio]
@@ -65,6 +64,10 @@ def prepare(work):
 
 
 def main(work):
+    with scene(work / "scene-lazy") as node, crio(node) as cri:
+        image = node.publish(IMAGE, ["lazy"])["lazy"]
+        expect_failure(lambda: cri("pull", image), "unsupported format")
+        saw("pull", "lazy", "refused: CRI-O does not know layers of data")
     sums = set()
     for form in ("ordinary", "indexed", *FORMS):
         with scene(work / f"scene-{form}") as node, crio(node) as cri:
@@ -92,7 +95,7 @@ def crio(node):
         (work / name).write_text(content)
     pause = work / "pause.tar"
     run(cri_program(), "pause", "pause:1", pause)
-    node.registry.push(f"docker-archive:{pause}", "pause:1")
+    node.registry.push(f"oci-archive:{pause}", "pause:1")
     environment = os.environ | {
         "CONTAINERS_STORAGE_CONF": f"{work}/storage.conf",
         "CONTAINERS_REGISTRIES_CONF": f"{work}/registries.conf",

@@ -65,7 +65,7 @@ metrics-test: ## alerts, dashboard and metrics in a real Prometheus (a minute)
 
 test-clients: ## docs/clients.md, with real clients (8 minutes, the first time 20); CLIENTS=nerdctl
 	scripts/install-deps test-clients
-	$(MAKE) --no-print-directory binary wire treelist
+	$(MAKE) --no-print-directory binary cri wire treelist
 	$(ROOT) tests/clients/run target/release/lazuli $(CLIENTS)
 
 test-helm: ## the Helm chart, rendered and linted (a minute, the first time 4)

@@ -153,7 +153,9 @@ impl Client {
     }
 
     fn spec(&self, image: &str) -> ImageSpec {
-        ImageSpec { image: image.to_owned(), runtime_handler: self.handler.clone() }
+        let (image, runtime_handler) = (image.to_owned(), self.handler.clone());
+        // CRI-O asks its policy about this name.
+        ImageSpec { user_specified_image: image.clone(), image, runtime_handler }
     }
 
     fn wait<T>(

@@ -131,7 +131,8 @@ def export(node):
     """A BuildKit that exports lazy images, with lazuli as its nydus-image, beside one whose image
     is converted afterwards."""
     base, nerdctl = node.publish(IMAGE, {"ordinary"})["ordinary"], Nerdctl(node)
-    exported, built, converted = (base.replace(":1", f":{tag}") for tag in ("nydus", "built", "lazy"))
+    tags = ("nydus", "built", "lazy")
+    exported, built, converted = (base.replace(":1", f":{tag}") for tag in tags)
     builder = node.work / "nydus-image"
     builder.symlink_to(Lazuli.BINARY)
     tagged = {"NYDUS_BUILDER": str(builder), "NYDUS_WORKDIR": str(node.work / "nydus")}
@@ -153,7 +154,7 @@ def export(node):
     expect(nerdctl.run(exported, "cat", "/built") == "built\n", "what was built")
     size = image_size(exported)
     expect(traffic.bytes < 0.7 * size, f"{traffic.bytes} of {size} bytes for a start")
-    saw("pull and run of what was exported", "lazy", f"{mb(traffic.bytes)} of {mb(size)} MB fetched")
+    saw("pull, run of what was exported", "lazy", f"{mb(traffic.bytes)} of {mb(size)} MB fetched")
 
 
 def measure(work):

@@ -64,8 +64,8 @@ impl Following {
         let parsed = format!("{from}:tag").parse::<Reference>();
         if !parsed.is_ok_and(|name| format!("{}/{}", name.registry(), name.repository()) == *from) {
             bail!(
-                "{place}.from is `{from}`, expected a repository with its registry and without a tag, as in \
-                 docker.io/library/redis"
+                "{place}.from is `{from}`, expected a repository with its registry and without a \
+                 tag, as in docker.io/library/redis"
             );
         }
         let parsed = format!("r.example/{to}:tag").parse::<Reference>();
@@ -132,7 +132,13 @@ impl Convert {
         let repositories = repositories
             .map_err(|(number, error)| anyhow!("convert.repositories[{number}] is {error}"))?;
         let syncs = self.sync.iter().enumerate();
-        let syncs = syncs.map(|(number, sync)| sync.settings(&format!("convert.sync[{number}]")));
+        let syncs = syncs.map(|(number, sync)| {
+            let place = format!("convert.sync[{number}]");
+            match self.sync[..number].iter().any(|earlier| earlier.to == sync.to) {
+                true => bail!("{place}.to is `{}`, as in an earlier table", sync.to),
+                false => sync.settings(&place),
+            }
+        });
         check("convert.jobs", Some(self.jobs), 1..=64)?;
         check("convert.deadline_seconds", Some(self.deadline_seconds), 1..=86_400)?;
         let sign = self.sign.as_deref().map(|key| absolute("convert.sign", key)).transpose()?;
@@ -203,6 +209,9 @@ mod tests {
             let error = format!("{:#}", sync(&keys).check().unwrap_err());
             assert!(error.contains(expected), "{error}");
         }
+        let table = "from = 'r.example/a'\nto = 'b'\ntags = ['1']";
+        let twice = sync(&format!("{table}\n[[convert.sync]]\n{table}")).check().unwrap_err();
+        assert!(format!("{twice:#}").contains("convert.sync[1].to is `b`"), "{twice:#}");
         let error = convert("form = 'lazy'").unwrap_err().to_string();
         assert!(error.contains("`index` or `both`"), "{error}");
         assert!(convert("retries = 3").is_err());

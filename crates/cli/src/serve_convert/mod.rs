@@ -71,11 +71,12 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Returns whether an image is in the repositories.
+    /// Returns whether an image is in the repositories, or a copy.
     fn has(&self, image: &Reference) -> bool {
         let name = image.repository();
+        let is_copy = |sync: &Sync| sync.to == name && image.tag().is_none_or(|tag| sync.has(tag));
         image.registry() == self.registry
-            && (self.repositories.has(name) || self.syncs.iter().any(|sync| sync.to == name))
+            && (self.repositories.has(name) || self.syncs.iter().any(is_copy))
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Result, anyhow};
 use lazuli_image::Digest;
 use lazuli_registry::{
     ImageName, Options, Parsed, Reference, RegistryError, Repository, is_beside_image,
@@ -22,8 +22,14 @@ use super::{
     repositories::fits,
 };
 
-/// Most tags that are listed of a repository: as many as the queue has jobs.
+/// Most tags that are listed of a repository.
 const TAGS: usize = 10_000;
+
+/// Jobs in the queue from which on no more are added: the rest is for events.
+const JOBS: usize = 1000;
+
+/// Pause until the queue is looked at again.
+const ROOM: Duration = Duration::from_secs(1);
 
 /// Longest pause after a list could not be fetched.
 const PAUSE: Duration = Duration::from_secs(600);
@@ -47,7 +53,7 @@ impl Sync {
         (image.repository() == self.to && self.has(tag)).then(|| format!("{}:{tag}", self.from))
     }
 
-    fn has(&self, tag: &str) -> bool {
+    pub(super) fn has(&self, tag: &str) -> bool {
         self.tags.iter().any(|pattern| fits(pattern, tag))
     }
 
@@ -79,22 +85,22 @@ impl Sync {
     }
 
     async fn add(&self, registry: &str, queue: &Arc<Queue>, access: &Options) -> Result<()> {
-        let images = self.tags(access).await?.into_iter().map(|tag| {
-            let image = format!("{registry}/{}:{tag}", self.to);
-            image.parse().with_context(|| format!("{} has the tag `{tag}`", self.from))
-        });
-        let images: Vec<Reference> = images.collect::<Result<_>>()?;
-        let queue = queue.clone();
-        tokio::task::spawn_blocking(move || {
-            for image in images {
-                queue.add(&image).map_err(|refused| match refused {
-                    Refused::Full => anyhow::anyhow!("there are too many jobs"),
-                    Refused::Disk(error) => error,
-                })?;
+        for tag in self.tags(access).await? {
+            let Ok(image) = format!("{registry}/{}:{tag}", self.to).parse::<Reference>() else {
+                tracing::warn!(from = self.from, tag, "left out: not a name of a tag");
+                continue;
+            };
+            while queue.len() >= JOBS {
+                sleep(ROOM).await;
             }
-            Ok(())
-        })
-        .await?
+            let queue = queue.clone();
+            let added = tokio::task::spawn_blocking(move || queue.add(&image)).await?;
+            added.map_err(|refused| match refused {
+                Refused::Full => anyhow!("there are too many jobs"),
+                Refused::Disk(error) => error,
+            })?;
+        }
+        Ok(())
     }
 
     /// The tags that are named, and those that the registry lists and a pattern has.
@@ -120,8 +126,8 @@ pub(super) async fn newer(
     source: &dyn Repository,
     target: &dyn Repository,
 ) -> Result<Option<Digest>, RegistryError> {
-    let wanted = match source.document(None).await {
-        Ok(document) => document.digest,
+    let wanted = match source.digest().await {
+        Ok(digest) => digest,
         // A tag that the source has lost stays here.
         Err(error) if error.is_missing() => return Ok(None),
         Err(error) => return Err(error),

@@ -104,7 +104,9 @@ impl Worker {
     ) -> Result<Option<()>> {
         let Settings { form, sign, deadline, .. } = &*self.settings;
         let repository = lazuli_registry::open(image, &self.access)?;
-        if self.follow(taken, image, &*repository, leaving.clone()).await?.is_none() {
+        // What is here is made lazy also while its source is away.
+        let followed = self.follow(taken, image, &*repository, leaving.clone()).await;
+        if let Ok(None) = followed {
             return Ok(None);
         }
         let finding = timeout(*deadline, lacking::find(&*repository, *form, sign.is_some()));
@@ -115,6 +117,7 @@ impl Worker {
         if self.fill(image, lacking, leaving).await?.is_none() {
             return Ok(None);
         }
+        followed?;
         match taken.image.selector() {
             Selector::Digest(pushed) if named != Some(pushed) && taken.tries < SETTLING => {
                 bail!("it does not name {pushed} yet, as the event says")

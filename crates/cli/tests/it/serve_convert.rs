@@ -609,7 +609,6 @@ fn it_does_not_start_without_a_secret_or_twice() {
     drop(server);
 }
 
-/// Debian's docker-registry, its own notifications, and pushes by `lazuli copy`.
 /// The table for a repository that follows another registry's.
 fn following(from: &FakeRegistry, tags: &str) -> String {
     let host = from.host();
@@ -631,6 +630,8 @@ fn a_repository_follows_that_of_another_registry() {
         .collect();
     put(&source, "upstream/redis", "8.0", &image(80));
     let more = following(&source, "\"7.*\", \"latest\", \"absent\"");
+    // Slow enough that it is killed in the middle.
+    source.fault("GET", "/blobs/", usize::MAX, Fault::Latency(Duration::from_secs(1)));
     let mut server = Server::start(&lazuli, &registry.host(), &more);
     let has = |tag: &str| registry.manifest("copies/redis", tag).is_some();
     until("a few are copied", || wanted.iter().filter(|(tag, _)| has(tag)).count() >= 2);
@@ -638,6 +639,7 @@ fn a_repository_follows_that_of_another_registry() {
     server.child.wait().unwrap();
     until("children end with the server", || server.processes() == 0);
     assert!(wanted.iter().any(|(tag, _)| !has(tag)), "it was too fast for this test");
+    source.clear_faults();
     let check = |server: &Server<'_>, wanted: &[(String, Digest)]| {
         until("all are there", || {
             wanted.iter().all(|(tag, digest)| {
@@ -691,6 +693,7 @@ fn a_tag_of_both_forms_is_not_copied_again() {
     assert!(!log.is_empty() && log.iter().all(|it| it.method == "GET"), "{log:#?}");
 }
 
+/// Debian's docker-registry, its own notifications, and pushes by `lazuli copy`.
 #[test]
 fn images_pushed_to_docker_registry_get_an_index() {
     if !require(Feature::Program("docker-registry")) {

@@ -99,9 +99,29 @@ pub(crate) async fn has_manifest(
     let call =
         Call { method: Method::HEAD, url, scope: &scope, headers, body: None, object: &object };
     let response = client.send(&call).await?;
-    let header = response.headers().get("docker-content-digest").and_then(|v| v.to_str().ok());
-    let found = header.and_then(|text| text.parse().ok()).or(expected(selector).copied());
+    let found = stated_digest(&response).or(expected(selector).copied());
     Ok(response.status() == StatusCode::OK && found == Some(*digest))
+}
+
+/// The digest of what `selector` names on the server, unless the server does not say it.
+pub(crate) async fn head(
+    client: &Client,
+    selector: &Selector,
+) -> Result<Option<Digest>, RegistryError> {
+    let object = format!("manifest {selector}");
+    let url = client.url(&format!("manifests/{selector}"))?;
+    let (scope, headers) = (client.scope("pull"), any_manifest());
+    let call =
+        Call { method: Method::HEAD, url, scope: &scope, headers, body: None, object: &object };
+    let (response, _) = client.follow(call).await?;
+    match response.status() {
+        StatusCode::OK => Ok(stated_digest(&response)),
+        _ => Err(client.refuse(response, &object).await),
+    }
+}
+
+fn stated_digest(response: &Response) -> Option<Digest> {
+    response.headers().get("docker-content-digest")?.to_str().ok()?.parse().ok()
 }
 
 /// The Content-Type, without parameters such as a charset.

@@ -94,6 +94,13 @@ impl Pull for Registry {
         pull::document(&self.client, &selector).await
     }
 
+    async fn digest(&self) -> Result<Digest, RegistryError> {
+        match pull::head(&self.client, &self.reference.selector()).await? {
+            Some(digest) => Ok(digest),
+            None => Ok(self.document(None).await?.digest),
+        }
+    }
+
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
         pull::has_blob(&self.client, digest, &self.client.scope("pull")).await
     }

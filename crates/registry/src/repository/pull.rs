@@ -38,6 +38,11 @@ pub trait Pull: Send + Sync + Debug {
     /// Fetches the manifest or index `digest`, or the one that the repository was opened at.
     async fn document(&self, digest: Option<&Digest>) -> Result<Document, RegistryError>;
 
+    /// The digest that the name means now. Registries that limit pulls do not count this as one.
+    async fn digest(&self) -> Result<Digest, RegistryError> {
+        Ok(self.document(None).await?.digest)
+    }
+
     /// Returns whether the place has the whole blob.
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError>;
 

@@ -14,7 +14,7 @@ use std::{
 
 use hickory_resolver::{
     Hosts, Resolver, TokioResolver,
-    config::ResolveHosts,
+    config::{ResolveHosts, ServerOrderingStrategy},
     lookup_ip::LookupIp,
     net::runtime::TokioRuntimeProvider,
     proto::{
@@ -114,6 +114,9 @@ fn read_servers(path: &Path) -> Result<TokioResolver> {
     let (config, mut options) =
         parse_resolv_conf(text).map_err(|error| format!("{}: {error}", path.display()))?;
     options.use_hosts_file = ResolveHosts::Never;
+    // The next server is asked when one is silent: a public one may not know an internal name.
+    options.server_ordering_strategy = ServerOrderingStrategy::UserProvidedOrder;
+    options.num_concurrent_reqs = 1;
     let mut builder = Resolver::builder_with_config(config, TokioRuntimeProvider::default());
     *builder.options_mut() = options;
     Ok(builder.build()?)

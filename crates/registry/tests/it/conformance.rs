@@ -136,6 +136,11 @@ pub(crate) async fn check(reopen: impl Fn(&str) -> Arc<dyn Repository>) {
     let many = (0..8).map(|number| format!("many-{number}"));
     assert_eq!(tags, ["1".to_owned(), "2".to_owned()].into_iter().chain(many).collect::<Vec<_>>());
 
+    let named = reopen("many-3");
+    let digest = named.manifest(None).await.unwrap().digest;
+    assert_eq!(named.digest().await.unwrap(), digest);
+    assert!(reopen("none").digest().await.unwrap_err().is_missing());
+
     // A synchronous reader gets the same bytes.
     let reader = repository.blob(&sha256(&content), 70_000).await.unwrap();
     let handle = tokio::runtime::Handle::current();

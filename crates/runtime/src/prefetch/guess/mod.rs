@@ -40,6 +40,7 @@ use tokio::task::{spawn_blocking, yield_now};
 
 use self::{
     elf::{Obstacle, Parts},
+    imports::{Classes, Place},
     paths::Found,
     state::{Guess, Seen, Visit},
 };
@@ -130,18 +131,27 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
     if guess.classes.image().is_none() {
         return;
     }
-    // Thousands of classes take some ten milliseconds.
-    let mut classes = mem::take(&mut guess.classes);
-    let begun = spawn_blocking(move || (classes.begin(), classes)).await;
-    let Ok((mut places, classes)) = begun else { return };
-    guess.classes = classes;
+    let mut places = find_classes(&mut guess.classes, Classes::begin).await;
     while !places.is_empty() {
         let (pieces, classes) = guess.take_classes(&places);
         wanted(pieces);
         let contents = join_all(classes.iter().map(|class| content.read(class))).await;
         let contents: Vec<_> = contents.into_iter().flatten().collect();
-        places = guess.classes.go_on(&contents);
+        let go_on = move |classes: &mut Classes| classes.go_on(&contents);
+        places = find_classes(&mut guess.classes, go_on).await;
     }
+}
+
+/// Looks for classes beside the tasks: thousands of them take some ten milliseconds.
+async fn find_classes(
+    classes: &mut Classes,
+    find: impl FnOnce(&mut Classes) -> Vec<Place> + Send + 'static,
+) -> Vec<Place> {
+    let mut taken = mem::take(classes);
+    let found = spawn_blocking(move || (find(&mut taken), taken)).await;
+    let Ok((places, taken)) = found else { return Vec::new() };
+    *classes = taken;
+    places
 }
 
 async fn look(content: &dyn Content, visit: Visit) -> (Visit, Seen) {

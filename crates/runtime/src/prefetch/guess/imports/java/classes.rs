@@ -89,19 +89,18 @@ impl Classes {
     pub(in super::super::super) fn begin(&mut self) -> Vec<Place> {
         let Some((_, classes)) = &self.image else { return Vec::new() };
         let mut names = VecDeque::from(mem::take(&mut self.mains));
+        names.retain(|name| is_new(&mut self.known, name));
         let services = SERVICES.iter().filter_map(|name| classes.get(*name).cloned());
         let mut found: Vec<_> = services.collect();
         let mut room = CLASSES;
         self.steps = OWN_STEPS;
         while let Some(name) = names.pop_front() {
-            if self.known.len() >= NAMES || !self.known.insert(name.clone()) {
-                continue;
-            }
             if let Some(class) =
                 self.archives.iter().find_map(|archive| archive.class(&name, &mut room))
             {
                 self.steps = STEPS;
-                names.extend(class::named(&class).into_iter().map(slashed));
+                let named = class::named(&class).into_iter().map(slashed);
+                names.extend(named.filter(|name| is_new(&mut self.known, name)));
             } else if let Some(place) = classes.get(&name) {
                 found.push(place.clone());
             }
@@ -118,8 +117,7 @@ impl Classes {
         let mut found = Vec::new();
         for name in contents.iter().flat_map(|content| class::named(content)).map(slashed) {
             if let Some(place) = classes.get(&name)
-                && self.known.len() < NAMES
-                && self.known.insert(name)
+                && is_new(&mut self.known, &name)
             {
                 found.push(place.clone());
             }
@@ -159,6 +157,11 @@ impl Classes {
         }
         parts
     }
+}
+
+/// Adds a name to those that were followed. Returns whether it is to be followed.
+fn is_new(known: &mut HashSet<Vec<u8>>, name: &[u8]) -> bool {
+    known.len() < NAMES && known.insert(name.to_vec())
 }
 
 fn slashed(name: &[u8]) -> Vec<u8> {
@@ -243,5 +246,4 @@ mod tests {
         let more = classes.parts(&[place(5 * MIB)], 3 * MIB);
         assert_eq!(more.first(), Some(&(5 * MIB + BLOCK..11 * MIB / 2 + BLOCK)));
         assert_eq!(more.len(), 1);
-    }
-}
+    }}

@@ -234,7 +234,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 self.follow_sourced(*shell, name, text)
             }
             (Seen::Text(text), Role::Module(imports)) => {
-                self.follow_module(imports, &visit.file, &text);
+                self.follow_module(imports, &visit.file, text);
             }
             (Seen::Text(text), Role::Configuration) => {
                 let above = [visit.file.directory(), b"/.."].concat();

@@ -12,13 +12,12 @@ use std::{
 
 use super::{
     super::super::paths::Found,
-    archive::Archive,
+    archive::{Archives, CLASS},
     class,
     jimage::{self, Place},
 };
 
-/// Bytes of archives, and of the classes in them that are read.
-const ARCHIVES: usize = 64 << 20;
+/// Bytes of the classes in archives that are read.
 const CLASSES: usize = 8 << 20;
 
 /// Classes and names of one program.
@@ -47,7 +46,7 @@ const BLOCKS: usize = 256;
 /// What is known of a program in Java.
 #[derive(Debug, Default)]
 pub(in super::super::super) struct Classes {
-    archives: Vec<Archive>,
+    archives: Archives,
     /// The image, and where its classes are.
     image: Option<(Found, HashMap<Vec<u8>, Place>)>,
     /// Names of the classes that it begins with.
@@ -61,11 +60,8 @@ pub(in super::super::super) struct Classes {
 
 impl Classes {
     /// Adds an archive of the class path.
-    pub(in super::super::super) fn add_archive(&mut self, bytes: &[u8]) {
-        let known: usize = self.archives.iter().map(Archive::len).sum();
-        if known + bytes.len() <= ARCHIVES {
-            self.archives.extend(Archive::open(bytes.to_vec()));
-        }
+    pub(in super::super::super) fn add_archive(&mut self, bytes: Vec<u8>) {
+        self.archives.add(bytes);
     }
 
     /// Adds the image, of which the first bytes are given.
@@ -95,9 +91,7 @@ impl Classes {
         let mut room = CLASSES;
         self.steps = OWN_STEPS;
         while let Some(name) = names.pop_front() {
-            if let Some(class) =
-                self.archives.iter().find_map(|archive| archive.class(&name, &mut room))
-            {
+            if let Some(class) = self.archives.class(&name, &mut room) {
                 self.steps = STEPS;
                 let named = class::named(&class).into_iter().map(slashed);
                 names.extend(named.filter(|name| is_new(&mut self.known, name)));
@@ -138,7 +132,12 @@ impl Classes {
         if last * BLOCK >= head && self.blocks.insert(last) {
             new.insert(last);
         }
-        for Place { range, .. } in places.iter().filter(|place| place.range.start >= head) {
+        let is_class = |range: &&Range<u64>| range.end - range.start <= CLASS as u64;
+        let ranges = places.iter().map(|place| &place.range).filter(is_class);
+        for range in ranges.filter(|range| range.start >= head) {
+            if self.blocks.len() >= BLOCKS {
+                break;
+            }
             let first = range.start.saturating_sub(AROUND).max(head) / BLOCK;
             let last = range.end.saturating_add(AROUND).min(size).div_ceil(BLOCK);
             for block in first..last {
@@ -210,9 +209,9 @@ mod tests {
         let other = forge::class(&[], &["lib.A"]);
         let mut classes = Classes::default();
         classes.add_image(&file, &bytes);
-        classes.add_archive(&forge::archive(&[("app/Main.class", &main)]));
-        classes.add_archive(&forge::archive(&[("app/Other.class", &other)]));
-        classes.add_archive(b"no archive");
+        classes.add_archive(forge::archive(&[("app/Main.class", &main)]));
+        classes.add_archive(forge::archive(&[("app/Other.class", &other)]));
+        classes.add_archive(b"no archive".to_vec());
         classes.add_main(b"app.Main");
         assert_eq!(steps(&mut classes, &bytes), [1, 1]);
     }
@@ -246,4 +245,15 @@ mod tests {
         let more = classes.parts(&[place(5 * MIB)], 3 * MIB);
         assert_eq!(more.first(), Some(&(5 * MIB + BLOCK..11 * MIB / 2 + BLOCK)));
         assert_eq!(more.len(), 1);
-    }}
+    }
+    #[test]
+    fn places_bigger_than_any_class_are_no_parts() {
+        let (mut file, bytes) = image();
+        file.size = 1 << 40;
+        let mut classes = Classes::default();
+        classes.add_image(&file, &bytes);
+        let place = |range| Place { range, is_opaque: false };
+        let places = [place(0..file.size), place(file.size / 2..u64::MAX)];
+        assert_eq!(classes.parts(&places, 0), [file.size - BLOCK..file.size]);
+    }
+}

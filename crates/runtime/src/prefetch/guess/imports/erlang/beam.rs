@@ -181,6 +181,7 @@ mod tests {
             (0..file.len()).for_each(|len| drop(beam(&file[..len])));
         }
     }
+
     #[test]
     fn parts_of_a_module_are_read_once() {
         let literal = b"\x83w\x05child";

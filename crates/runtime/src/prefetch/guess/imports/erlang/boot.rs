@@ -73,6 +73,7 @@ mod tests {
         (0..file.len()).for_each(|len| drop(boot(&file[..len], true)));
         assert_eq!(boot(b"text", false), Boot::default());
     }
+
     #[test]
     fn directories_of_a_boot_file_are_bounded() {
         let file = [&[131][..], &b"k\0\x01/".repeat(DIRECTORIES + 1)].concat();

@@ -141,6 +141,7 @@ mod tests {
             }
         }
     }
+
     #[test]
     fn what_is_decompressed_counts_even_if_nothing_is_left_for_it() {
         let bytes = archive(&[("a", b""), ("A.class", &vec![0; CLASS])]);

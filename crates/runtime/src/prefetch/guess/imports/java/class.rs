@@ -86,6 +86,7 @@ mod tests {
         assert_eq!(named(&file), [&b"a/B"[..], b"a/C", b"a.b.D"]);
         (0..file.len()).for_each(|len| assert!(named(&file[..len]).is_empty()));
     }
+
     #[test]
     fn names_are_short_and_no_constant_counts_twice() {
         for (len, expected) in [(LONGEST, 1), (LONGEST + 1, 0), (65_000, 0)] {

@@ -246,6 +246,7 @@ mod tests {
         assert_eq!(more.first(), Some(&(5 * MIB + BLOCK..11 * MIB / 2 + BLOCK)));
         assert_eq!(more.len(), 1);
     }
+
     #[test]
     fn places_bigger_than_any_class_are_no_parts() {
         let (mut file, bytes) = image();
@@ -254,6 +255,8 @@ mod tests {
         classes.add_image(&file, &bytes);
         let place = |range| Place { range, is_opaque: false };
         let places = [place(0..file.size), place(file.size / 2..u64::MAX)];
-        assert_eq!(classes.parts(&places, 0), [file.size - BLOCK..file.size]);
+        let parts = classes.parts(&places, 0);
+        assert_eq!(parts.first(), Some(&(file.size - BLOCK..file.size)));
+        assert_eq!(parts.len(), 1);
     }
 }

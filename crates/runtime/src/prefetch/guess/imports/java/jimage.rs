@@ -123,6 +123,7 @@ mod tests {
             drop(classes(&damaged));
         });
     }
+
     #[test]
     fn long_names_that_resources_share_are_bounded() {
         let long = "a".repeat(LONGEST);

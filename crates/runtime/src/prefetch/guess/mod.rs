@@ -40,6 +40,7 @@ use tokio::task::{spawn_blocking, yield_now};
 
 use self::{
     elf::{Obstacle, Parts},
+    imports::{Classes, Place},
     paths::Found,
     state::{Guess, Seen, Visit},
 };
@@ -74,7 +75,7 @@ pub(crate) fn extents<B: AsRef<[u8]>>(
 /// The source of the files' bytes for the guess.
 #[async_trait]
 pub(crate) trait Content: Send + Sync {
-    /// Reads `piece`, at most 128 KiB, waiting for its bytes; `None` on failure.
+    /// Reads `piece`, at most 4 MiB, waiting for its bytes; `None` on failure.
     async fn read(&self, piece: &Piece) -> Option<Vec<u8>>;
 
     /// The start runs this program.
@@ -83,6 +84,10 @@ pub(crate) trait Content: Send + Sync {
 
 /// Files that are looked into at the same time.
 const LOOKING: usize = 256;
+
+/// Bytes of such files that are read at the same time, without further tables of programs. Only
+/// archives, which are read whole, reach this.
+const READING: u64 = 32 << 20;
 
 /// Reads for which one file is looked into: headers and dynamic section, with names in several
 /// places.
@@ -108,15 +113,24 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
         guess.linker.configure(&text.unwrap_or_default());
     }
     let mut looking = FuturesUnordered::new();
+    let mut reading = 0;
     loop {
-        let room = LOOKING - looking.len();
-        let ready = guess.unseen.len().min(room);
-        looking.extend(guess.unseen.drain(..ready).map(|visit| look(content, visit)));
-        let Some((visit, seen)) = looking.next().await else { break };
-        guess.follow(&visit, seen);
-        // Files that are known at the same time are requested together.
-        while let Some(Some((visit, seen))) = looking.next().now_or_never() {
+        while looking.len() < LOOKING
+            && reading < READING
+            && let Some(visit) = guess.unseen.pop_front()
+        {
+            reading += visit.bytes();
+            looking.push(look(content, visit));
+        }
+        let mut next = looking.next().await;
+        if next.is_none() {
+            break;
+        }
+        while let Some((visit, seen)) = next {
+            reading -= visit.bytes();
             guess.follow(&visit, seen);
+            // Files that are known at the same time are requested together.
+            next = looking.next().now_or_never().flatten();
         }
         guess.take_programs().into_iter().for_each(|program| content.note_program(program));
         let pieces = guess.take_wanted();
@@ -130,24 +144,33 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
     if guess.classes.image().is_none() {
         return;
     }
-    // Thousands of classes take some ten milliseconds.
-    let mut classes = mem::take(&mut guess.classes);
-    let begun = spawn_blocking(move || (classes.begin(), classes)).await;
-    let Ok((mut places, classes)) = begun else { return };
-    guess.classes = classes;
+    let mut places = find_classes(&mut guess.classes, Classes::begin).await;
     while !places.is_empty() {
         let (pieces, classes) = guess.take_classes(&places);
         wanted(pieces);
         let contents = join_all(classes.iter().map(|class| content.read(class))).await;
         let contents: Vec<_> = contents.into_iter().flatten().collect();
-        places = guess.classes.go_on(&contents);
+        let go_on = move |classes: &mut Classes| classes.go_on(&contents);
+        places = find_classes(&mut guess.classes, go_on).await;
     }
+}
+
+/// Looks for classes beside the tasks: thousands of them take some ten milliseconds.
+async fn find_classes(
+    classes: &mut Classes,
+    find: impl FnOnce(&mut Classes) -> Vec<Place> + Send + 'static,
+) -> Vec<Place> {
+    let mut taken = mem::take(classes);
+    let found = spawn_blocking(move || (find(&mut taken), taken)).await;
+    let Ok((places, taken)) = found else { return Vec::new() };
+    *classes = taken;
+    places
 }
 
 async fn look(content: &dyn Content, visit: Visit) -> (Visit, Seen) {
     let Found { nid, size, .. } = visit.file;
-    if let Some(limit) = visit.text() {
-        let piece = Piece { file: nid, range: 0..size.min(limit) };
+    if visit.is_text() {
+        let piece = Piece { file: nid, range: 0..visit.bytes() };
         return (visit, content.read(&piece).await.map_or(Seen::Nothing, Seen::Text));
     }
     let mut parts = Parts::new(size);

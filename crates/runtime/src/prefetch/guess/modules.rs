@@ -138,19 +138,19 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     }
 
     /// Adds the modules that a module loads.
-    pub(super) fn follow_module(&mut self, imports: &Arc<Imports>, file: &Found, text: &[u8]) {
+    pub(super) fn follow_module(&mut self, imports: &Arc<Imports>, file: &Found, text: Vec<u8>) {
         if imports.is_java() && file.name() == IMAGE {
-            return self.classes.add_image(file, text);
+            return self.classes.add_image(file, &text);
         }
+        let found = imports.follow(&mut self.paths, file, &text);
         if imports.is_java() {
-            self.classes.add_archive(text);
             if self.run_archives.contains(&file.nid)
-                && let Some(main) = imports::main_of(text)
+                && let Some(main) = imports::main_of(&text)
             {
                 self.classes.add_main(&main);
             }
+            self.classes.add_archive(text);
         }
-        let found = imports.follow(&mut self.paths, file, text);
         self.add_imports(imports, found);
     }
 

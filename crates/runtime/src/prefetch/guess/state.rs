@@ -66,13 +66,18 @@ pub(super) struct Visit {
 }
 
 impl Visit {
-    /// The bytes to read if the file counts as text, whatever its content looks like.
-    pub(super) fn text(&self) -> Option<u64> {
-        match &self.role {
-            Role::Program(_) | Role::Library(_) => None,
-            Role::Module(imports) if imports.is_java() => Some(ARCHIVE),
-            _ => Some(TEXT),
-        }
+    /// Returns whether the file counts as text, whatever its content looks like.
+    pub(super) fn is_text(&self) -> bool {
+        !matches!(self.role, Role::Program(_) | Role::Library(_))
+    }
+
+    /// The bytes of the file that are read of a text, or of a program before its tables.
+    pub(super) fn bytes(&self) -> u64 {
+        let limit = match &self.role {
+            Role::Module(imports) if imports.is_java() => ARCHIVE,
+            _ => TEXT,
+        };
+        self.file.size.min(limit)
     }
 }
 
@@ -234,7 +239,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 self.follow_sourced(*shell, name, text)
             }
             (Seen::Text(text), Role::Module(imports)) => {
-                self.follow_module(imports, &visit.file, &text);
+                self.follow_module(imports, &visit.file, text);
             }
             (Seen::Text(text), Role::Configuration) => {
                 let above = [visit.file.directory(), b"/.."].concat();

@@ -121,6 +121,9 @@ const INTERPRETERS: [(&str, Language, &[&str]); 11] = [
     ("jar", Language::Java, &["$DIR/../lib"]),
 ];
 
+/// Directories that are searched for the modules of one program.
+const ROOTS: usize = 2048;
+
 /// The run-time image of Java.
 pub(super) const IMAGE: &[u8] = b"modules";
 
@@ -179,6 +182,7 @@ impl Imports {
             let pattern = pattern.split('/').map(fill).collect::<Vec<_>>().join(&b'/');
             roots.extend(paths.directories(&pattern));
         }
+        roots.truncate(ROOTS);
         let is_embedded = words.windows(2).any(|pair| pair == [&b"-mode"[..], b"embedded"]);
         Some(Imports { language: *language, roots, own: applications.to_vec(), is_embedded })
     }
@@ -200,6 +204,9 @@ impl Imports {
         file: &Found,
         bytes: &[u8],
     ) -> Vec<Import> {
+        if paths.is_spent() {
+            return Vec::new();
+        }
         match self.language {
             Language::Python => self.follow_python(paths, file, bytes),
             Language::JavaScript if file.name() == b"package.json" => {

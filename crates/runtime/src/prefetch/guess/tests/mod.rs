@@ -4,16 +4,20 @@ mod corpus;
 mod forge;
 mod imports;
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use async_trait::async_trait;
 use proptest::prelude::*;
 use serde_json::json;
+use tokio::task::yield_now;
 
 use self::forge::{Forged, Image, program, shared};
 use super::{
-    Content, Piece,
+    Content, Piece, READING,
     elf::{Obstacle, Parts},
     guess,
     paths::Paths,
+    state::ARCHIVE,
 };
 
 /// The usual tree of a program with libraries, to which tests add files.
@@ -324,6 +328,41 @@ fn an_unreadable_directory_ends_only_its_own_branch() {
     }
     forge::block_on(spawned(task));
     assert_eq!(count, 2);
+}
+
+#[test]
+fn archives_are_read_a_few_at_a_time() {
+    #[derive(Default)]
+    struct Slow {
+        reading: AtomicU64,
+        most: AtomicU64,
+    }
+    #[async_trait]
+    impl Content for Slow {
+        async fn read(&self, piece: &Piece) -> Option<Vec<u8>> {
+            let len = piece.range.end - piece.range.start;
+            let reading = self.reading.fetch_add(len, Relaxed) + len;
+            self.most.fetch_max(reading, Relaxed);
+            yield_now().await;
+            self.reading.fetch_sub(len, Relaxed);
+            None
+        }
+    }
+    const ARCHIVES: u64 = 12;
+    let mut image = usual().program("/usr/bin/java", b"");
+    for at in 0..ARCHIVES {
+        image = image.file(&format!("/app/{at}.jar"), &vec![0; ARCHIVE as usize]);
+    }
+    let packed = image.pack();
+    let (slow, mut bytes) = (Slow::default(), 0);
+    let config = json!({ "config": { "Cmd": ["java", "-cp", "/app/*", "Main"] } });
+    let wanted = |pieces: Vec<Piece>| {
+        bytes += pieces.iter().map(|piece| piece.range.end - piece.range.start).sum::<u64>();
+    };
+    forge::block_on(guess(&config, &packed.bootstrap, &slow, wanted));
+    assert!(bytes >= ARCHIVES * ARCHIVE, "{bytes}");
+    let most = slow.most.into_inner();
+    assert!((READING..READING + ARCHIVE).contains(&most), "{most}");
 }
 
 #[test]

@@ -43,11 +43,14 @@ fn read(file: &[u8], beam: &mut Beam) -> Option<()> {
     }
     let mut atoms: Vec<&[u8]> = Vec::new();
     let mut starts_supervisor = false;
+    let mut parts = HashSet::new();
     while let Some(name) = reader.take(4) {
         let len = reader.number(4)?;
         // The last part that is needed may be cut off.
         let mut part = Reader { rest: &reader.rest[..len.min(reader.rest.len())] };
         match name {
+            // A module has each part once.
+            _ if !parts.insert(name) => {}
             b"AtU8" | b"Atom" => {
                 let count = part.number(4)?;
                 atoms.extend((0..count.min(TERMS)).map_while(|_| part.named(1)));
@@ -79,7 +82,7 @@ fn read(file: &[u8], beam: &mut Beam) -> Option<()> {
                     }
                 }
                 if starts_supervisor {
-                    beam.supervised.extend(atoms.iter().map(|atom| atom.to_vec()));
+                    beam.supervised.extend(atoms.iter().take(TERMS).map(|atom| atom.to_vec()));
                 }
             }
             b"LitT" if starts_supervisor => supervised(&mut part, beam)?,
@@ -177,5 +180,16 @@ mod tests {
             assert!(beam(&file).supervised.is_empty());
             (0..file.len()).for_each(|len| drop(beam(&file[..len])));
         }
+    }
+
+    #[test]
+    fn parts_of_a_module_are_read_once() {
+        let literal = b"\x83w\x05child";
+        let table = [&[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, literal.len() as u8][..], literal].concat();
+        let calls = [1u32, 2, 3, 2].map(u32::to_be_bytes).concat();
+        let more = [part(b"ImpT", &calls), part(b"LitT", &table)].concat().repeat(3);
+        let atoms = ["own", "supervisor", "start_link"];
+        let known = beam(&module(&atoms, &[[2, 3, 2]], &more)).supervised;
+        assert_eq!(known, [&b"own"[..], b"supervisor", b"start_link", b"child"]);
     }
 }

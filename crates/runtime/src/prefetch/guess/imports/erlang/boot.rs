@@ -6,6 +6,9 @@ use super::terms::{Reader, Term};
 /// Terms of one boot file.
 const TERMS: usize = 1 << 16;
 
+/// Directories of one boot file: each module may be in any of them.
+const DIRECTORIES: usize = 1024;
+
 /// After this nothing is loaded that is not called, unless the mode is `embedded`.
 const LOADED: &[u8] = b"kernel_load_completed";
 
@@ -28,7 +31,11 @@ pub(super) fn boot(file: &[u8], is_embedded: bool) -> Boot {
         match reader.next() {
             Some(Term::Atom(LOADED)) => is_loaded = !is_embedded,
             Some(Term::Atom(name)) if !is_loaded => boot.modules.push(name.to_vec()),
-            Some(Term::Text(text)) if text.contains(&b'/') => boot.directories.push(text.to_vec()),
+            Some(Term::Text(text))
+                if text.contains(&b'/') && boot.directories.len() < DIRECTORIES =>
+            {
+                boot.directories.push(text.to_vec());
+            }
             Some(_) => {}
             None => break,
         }
@@ -65,5 +72,11 @@ mod tests {
         assert_eq!(boot(&file, true), expected);
         (0..file.len()).for_each(|len| drop(boot(&file[..len], true)));
         assert_eq!(boot(b"text", false), Boot::default());
+    }
+
+    #[test]
+    fn directories_of_a_boot_file_are_bounded() {
+        let file = [&[131][..], &b"k\0\x01/".repeat(DIRECTORIES + 1)].concat();
+        assert_eq!(boot(&file, false).directories.len(), DIRECTORIES);
     }
 }

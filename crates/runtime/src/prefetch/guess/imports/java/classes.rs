@@ -12,13 +12,12 @@ use std::{
 
 use super::{
     super::super::paths::Found,
-    archive::Archive,
+    archive::{Archives, CLASS},
     class,
     jimage::{self, Place},
 };
 
-/// Bytes of archives, and of the classes in them that are read.
-const ARCHIVES: usize = 64 << 20;
+/// Bytes of the classes in archives that are read.
 const CLASSES: usize = 8 << 20;
 
 /// Classes and names of one program.
@@ -47,7 +46,7 @@ const BLOCKS: usize = 256;
 /// What is known of a program in Java.
 #[derive(Debug, Default)]
 pub(in super::super::super) struct Classes {
-    archives: Vec<Archive>,
+    archives: Archives,
     /// The image, and where its classes are.
     image: Option<(Found, HashMap<Vec<u8>, Place>)>,
     /// Names of the classes that it begins with.
@@ -61,11 +60,8 @@ pub(in super::super::super) struct Classes {
 
 impl Classes {
     /// Adds an archive of the class path.
-    pub(in super::super::super) fn add_archive(&mut self, bytes: &[u8]) {
-        let known: usize = self.archives.iter().map(Archive::len).sum();
-        if known + bytes.len() <= ARCHIVES {
-            self.archives.extend(Archive::open(bytes.to_vec()));
-        }
+    pub(in super::super::super) fn add_archive(&mut self, bytes: Vec<u8>) {
+        self.archives.add(bytes);
     }
 
     /// Adds the image, of which the first bytes are given.
@@ -89,19 +85,16 @@ impl Classes {
     pub(in super::super::super) fn begin(&mut self) -> Vec<Place> {
         let Some((_, classes)) = &self.image else { return Vec::new() };
         let mut names = VecDeque::from(mem::take(&mut self.mains));
+        names.retain(|name| is_new(&mut self.known, name));
         let services = SERVICES.iter().filter_map(|name| classes.get(*name).cloned());
         let mut found: Vec<_> = services.collect();
         let mut room = CLASSES;
         self.steps = OWN_STEPS;
         while let Some(name) = names.pop_front() {
-            if self.known.len() >= NAMES || !self.known.insert(name.clone()) {
-                continue;
-            }
-            if let Some(class) =
-                self.archives.iter().find_map(|archive| archive.class(&name, &mut room))
-            {
+            if let Some(class) = self.archives.class(&name, &mut room) {
                 self.steps = STEPS;
-                names.extend(class::named(&class).into_iter().map(slashed));
+                let named = class::named(&class).into_iter().map(slashed);
+                names.extend(named.filter(|name| is_new(&mut self.known, name)));
             } else if let Some(place) = classes.get(&name) {
                 found.push(place.clone());
             }
@@ -118,8 +111,7 @@ impl Classes {
         let mut found = Vec::new();
         for name in contents.iter().flat_map(|content| class::named(content)).map(slashed) {
             if let Some(place) = classes.get(&name)
-                && self.known.len() < NAMES
-                && self.known.insert(name)
+                && is_new(&mut self.known, &name)
             {
                 found.push(place.clone());
             }
@@ -140,7 +132,12 @@ impl Classes {
         if last * BLOCK >= head && self.blocks.insert(last) {
             new.insert(last);
         }
-        for Place { range, .. } in places.iter().filter(|place| place.range.start >= head) {
+        let is_class = |range: &&Range<u64>| range.end - range.start <= CLASS as u64;
+        let ranges = places.iter().map(|place| &place.range).filter(is_class);
+        for range in ranges.filter(|range| range.start >= head) {
+            if self.blocks.len() >= BLOCKS {
+                break;
+            }
             let first = range.start.saturating_sub(AROUND).max(head) / BLOCK;
             let last = range.end.saturating_add(AROUND).min(size).div_ceil(BLOCK);
             for block in first..last {
@@ -159,6 +156,11 @@ impl Classes {
         }
         parts
     }
+}
+
+/// Adds a name to those that were followed. Returns whether it is to be followed.
+fn is_new(known: &mut HashSet<Vec<u8>>, name: &[u8]) -> bool {
+    known.len() < NAMES && known.insert(name.to_vec())
 }
 
 fn slashed(name: &[u8]) -> Vec<u8> {
@@ -207,9 +209,9 @@ mod tests {
         let other = forge::class(&[], &["lib.A"]);
         let mut classes = Classes::default();
         classes.add_image(&file, &bytes);
-        classes.add_archive(&forge::archive(&[("app/Main.class", &main)]));
-        classes.add_archive(&forge::archive(&[("app/Other.class", &other)]));
-        classes.add_archive(b"no archive");
+        classes.add_archive(forge::archive(&[("app/Main.class", &main)]));
+        classes.add_archive(forge::archive(&[("app/Other.class", &other)]));
+        classes.add_archive(b"no archive".to_vec());
         classes.add_main(b"app.Main");
         assert_eq!(steps(&mut classes, &bytes), [1, 1]);
     }
@@ -243,5 +245,18 @@ mod tests {
         let more = classes.parts(&[place(5 * MIB)], 3 * MIB);
         assert_eq!(more.first(), Some(&(5 * MIB + BLOCK..11 * MIB / 2 + BLOCK)));
         assert_eq!(more.len(), 1);
+    }
+
+    #[test]
+    fn places_bigger_than_any_class_are_no_parts() {
+        let (mut file, bytes) = image();
+        file.size = 1 << 40;
+        let mut classes = Classes::default();
+        classes.add_image(&file, &bytes);
+        let place = |range| Place { range, is_opaque: false };
+        let places = [place(0..file.size), place(file.size / 2..u64::MAX)];
+        let parts = classes.parts(&places, 0);
+        assert_eq!(parts.first(), Some(&(file.size - BLOCK..file.size)));
+        assert_eq!(parts.len(), 1);
     }
 }

@@ -15,6 +15,9 @@ const RESOURCES: usize = 1 << 17;
 /// Bytes of one name.
 const LONGEST: usize = 256;
 
+/// Bytes of the names of all classes. Resources may share long texts.
+const NAMES: usize = 8 << 20;
+
 /// Attributes of one resource, which are of as many kinds.
 const ATTRIBUTES: usize = 8;
 
@@ -59,6 +62,7 @@ pub(super) fn classes(head: &[u8]) -> Option<HashMap<Vec<u8>, Place>> {
     };
     head.get(..data)?;
     let mut classes = HashMap::new();
+    let mut room = NAMES;
     for resource in 0..length {
         let at = locations.checked_add(number(offsets + resource * 4)?)?;
         let attributes = attributes(head.get(at..texts)?)?;
@@ -74,6 +78,7 @@ pub(super) fn classes(head: &[u8]) -> Option<HashMap<Vec<u8>, Place>> {
         let is_base = text(attributes[MODULE])? == b"java.base";
         let place = Place { range, is_opaque: is_base || attributes[COMPRESSED] != 0 };
         let name = [text(attributes[PARENT])?, text(attributes[BASE])?].join(&b'/');
+        room = room.checked_sub(name.len())?;
         classes.insert(name, place);
     }
     Some(classes)
@@ -117,5 +122,19 @@ mod tests {
             damaged[at] ^= 0xff;
             drop(classes(&damaged));
         });
+    }
+
+    #[test]
+    fn long_names_that_resources_share_are_bounded() {
+        let long = "a".repeat(LONGEST);
+        let file = image(&[["m", &long, &long]], &[Vec::new()]);
+        let most = NAMES / (2 * LONGEST + 1);
+        for (count, is_sound) in [(most, true), (most + 1, false)] {
+            let length = (count as u32).to_le_bytes();
+            let header = [&file[..12], &length, &length, &file[20..HEADER]].concat();
+            // All offsets lead to the same attributes.
+            let file = [&header, &vec![0; 8 * count][..], &file[HEADER + 8..]].concat();
+            assert_eq!(classes(&file).is_some(), is_sound, "{count}");
+        }
     }
 }

@@ -158,7 +158,9 @@ fn a_layer_that_is_not_what_its_image_says_fails_the_bundle() {
         build.ok(["copy", &format!("oci:{}:1", layout.display()), &image]);
         image
     };
-    let arguments = |image| ["bundle", "--platform", "linux/amd64", "--to", "bundle", image];
+    fn arguments(image: &str) -> [&str; 6] {
+        ["bundle", "--platform", "linux/amd64", "--to", "bundle", image]
+    }
     // Its DiffID is that of another tar.
     let (one, other) = (layer("one", Compression::Gzip), layer("other", Compression::Gzip));
     let (tar, stored) = (tarball::write(&[Entry::file("one", "content")]), other.stored().unwrap());

@@ -93,7 +93,7 @@ impl Bundled {
                 health.failed(started, retry_after);
             }
         };
-        // Manifests and questions do not count for the record of the registry elsewhere.
+        // Elsewhere only reads of blobs count as successes.
         let answered = |answer: Result<T, RegistryError>| {
             if let Some(health) = policy.health()
                 && answer.as_ref().err().is_none_or(|error| !is_away(error))

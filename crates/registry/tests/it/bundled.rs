@@ -184,6 +184,26 @@ async fn referrers_are_known_of_images_in_the_bundle_only() {
 }
 
 #[tokio::test]
+async fn a_bundle_is_read_again_when_it_changes() {
+    let scene = Scene::new().await;
+    let bundle = Bundle::at(scene.directory.path());
+    let open = |image: &str| {
+        let ImageName::Registry(reference) = scene.name(image) else { panic!() };
+        Layout::in_bundle(&bundle, &reference)
+    };
+    assert!(open("app:1").is_some() && open("late:1").is_none());
+    // What was read is not read again.
+    fs::remove_file(scene.blob(&scene.raw)).unwrap();
+    assert!(open("app:1").unwrap().has_blob(&sha256(&scene.layer)).await.unwrap());
+    put(&scene.registry, "late", "1", b"late");
+    scene.bundle("late:1").await;
+    assert!(open("late:1").unwrap().has_blob(&sha256(b"late")).await.unwrap());
+    assert!(!open("app:1").unwrap().has_blob(&sha256(&scene.layer)).await.unwrap());
+    fs::remove_file(scene.directory.path().join("index.json")).unwrap();
+    assert!(open("late:1").is_none());
+}
+
+#[tokio::test]
 async fn a_registry_that_answers_again_is_well() {
     let scene = Scene::new().await;
     let image = scene.open("app:1");

@@ -12,7 +12,7 @@ use lazuli_image::{
     Digest,
     oci::{Descriptor, media_type},
 };
-use lazuli_registry::{Bundle, Copy, ImageName, Layout, Options, Repository, Selector};
+use lazuli_registry::{Bundle, Copy, ImageName, Layout, Options, Pull as _, Repository, Selector};
 use lazuli_testkit::registry::{FakeRegistry, Fault};
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;

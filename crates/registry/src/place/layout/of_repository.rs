@@ -95,8 +95,8 @@ impl Layout {
         content
     }
 
-    /// The size that `object`, the content with this digest, has to have; `None` in a layout that is
-    /// not part of a bundle. Content of other repositories is missing.
+    /// The size that `object`, the content with this digest, has to have; `None` in a layout that
+    /// is not a bundle. Content of other repositories is missing.
     pub(super) fn expected_size(
         &self,
         digest: &Digest,

@@ -76,7 +76,8 @@ impl Mirror {
     /// The size of a blob, by the registry's word.
     async fn size(&self, session: &Session, digest: &Digest) -> Result<u64, Problem> {
         self.counters.miss();
-        let problem = match timeout(ANSWER_LIMIT, session.repository.blob_size(digest)).await {
+        let asked = timeout(ANSWER_LIMIT, session.repository.blob_size(digest)).await;
+        let problem = match asked.map(|answer| session.heard(answer)) {
             Ok(Ok(size)) => {
                 session.record_sizes([(*digest, size)].into_iter());
                 return Ok(size);

@@ -11,7 +11,7 @@ use lazuli_registry::{Document, Layout, Pull as _, Reference, Selector};
 use tokio::time::Instant;
 
 use crate::{
-    Mirror,
+    ANSWER_LIMIT, Mirror,
     manifests::lazy,
     reply::{Problem, Reply},
     sessions::Session,
@@ -25,24 +25,29 @@ impl Mirror {
         session: &Arc<Session>,
         reference: &Reference,
     ) -> Result<Document, Problem> {
-        let Some(layout) = self.bundle_of(reference) else {
-            return self.manifest(session, reference).await;
-        };
         let started = Instant::now();
         let why = match self.manifest(session, reference).await {
             Err(Problem::Away(why)) => why,
             answer => return answer,
         };
-        let Ok(mut document) = layout.document(None).await else {
-            return Err(Problem::Away(why));
-        };
-        if let Selector::Tag(_) = reference.selector() {
-            document = lazy(self, session, reference, &layout, document).await;
+        if !self.is_late_itself(session, started)
+            && let Some(document) = self.bundled_manifest(session, reference).await
+        {
+            session.was_away(started);
+            tracing::info!(%reference, why, "the registry is away: sent the bundle's manifest");
+            self.counters.stale();
+            return Ok(document);
         }
-        session.was_away(started);
-        tracing::info!(%reference, why, "the registry is away: sent the bundle's manifest");
-        self.counters.stale();
-        Ok(document)
+        Err(self.unanswered(session, reference, why).await)
+    }
+
+    async fn bundled_manifest(&self, session: &Session, reference: &Reference) -> Option<Document> {
+        let layout = self.bundle_of(reference)?;
+        let document = layout.document(None).await.ok()?;
+        Some(match reference.selector() {
+            Selector::Tag(_) => lazy(self, session, reference, &layout, document).await,
+            Selector::Digest(_) => document,
+        })
     }
 
     /// The same for a blob.
@@ -58,7 +63,7 @@ impl Mirror {
         };
         let started = Instant::now();
         let why = match self.blob(session, digest, headers, is_head).await {
-            Err(Problem::Away(why)) => why,
+            Err(Problem::Away(why)) if !self.is_late_itself(session, started) => why,
             answer => return answer,
         };
         let bundled = Arc::new(session.bundled(layout));
@@ -67,6 +72,13 @@ impl Mirror {
         session.was_away(started);
         self.counters.stale();
         Ok(answer)
+    }
+
+    /// Returns whether a question of `started` may have had no answer in time because it waited for
+    /// other fetches, and not for the registry.
+    fn is_late_itself(&self, session: &Session, started: Instant) -> bool {
+        started.elapsed() >= ANSWER_LIMIT
+            && (session.has_heard_since(started) || self.permits.are_taken())
     }
 
     fn bundle_of(&self, reference: &Reference) -> Option<Layout> {

@@ -67,7 +67,7 @@ impl Mirror {
             Err(problem) => problem,
         };
         let answer_file = self.outage_answers.answer_file(session, reference, &self.seal);
-        let (mirror, is_stranger) = (self.clone(), session.login.is_none());
+        let mirror = self.clone();
         let answer = tokio::task::spawn_blocking(move || match problem {
             Problem::Denied(_) => {
                 if let Err(error) = mirror.outage_answers.forget(&answer_file) {
@@ -81,16 +81,31 @@ impl Mirror {
                     mirror.counters.stale();
                     Ok(document)
                 }
-                // Some client's login was accepted for this repository, so challenge this client:
-                // it may have one.
-                None if is_stranger && mirror.outage_answers.is_known(&answer_file) => {
-                    Err(Problem::Denied(why))
-                }
                 None => Err(Problem::Away(why)),
             },
             problem => Err(problem),
         });
         answer.await.unwrap_or_else(|error| Err(Problem::Away(error.to_string())))
+    }
+
+    /// The problem of a client that nothing on the node answers while the registry is away.
+    pub(crate) async fn unanswered(
+        self: &Arc<Self>,
+        session: &Session,
+        reference: &Reference,
+        why: String,
+    ) -> Problem {
+        let answer_file = self.outage_answers.answer_file(session, reference, &self.seal);
+        let (mirror, is_stranger) = (self.clone(), session.login.is_none());
+        let known = tokio::task::spawn_blocking(move || {
+            is_stranger && mirror.outage_answers.is_known(&answer_file)
+        });
+        match known.await {
+            // Some client's login was accepted for this repository, so challenge this client: it
+            // may have one.
+            Ok(true) => Problem::Denied(why),
+            _ => Problem::Away(why),
+        }
     }
 
     /// The registry's answer, which may be one from memory.
@@ -222,7 +237,7 @@ impl Mirror {
 async fn fetch(mirror: Arc<Mirror>, session: Arc<Session>, reference: Reference) -> Fetched {
     let _permit = mirror.permits.at(reference.registry()).await;
     let repository = session.at(&reference)?;
-    let mut document = repository.document(None).await?;
+    let mut document = session.heard(repository.document(None).await)?;
     let mut life = DIGEST_LIFE;
     if let Selector::Tag(_) = reference.selector() {
         life = TAG_LIFE;
@@ -269,7 +284,7 @@ async fn fetch_blob(
 ) -> Fetched {
     let _permit = mirror.permits.at(session.reference.registry()).await;
     let descriptor = Descriptor::plain("application/octet-stream", digest, size);
-    let blob = session.repository.small_blob(&descriptor).await?;
+    let blob = session.heard(session.repository.small_blob(&descriptor).await)?;
     let bytes = blob.content.len();
     Ok((Answer::Blob(blob.content), bytes, DIGEST_LIFE))
 }

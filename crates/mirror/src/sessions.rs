@@ -16,7 +16,7 @@ use lazuli_registry::{
 };
 use tokio::time::Instant;
 
-use crate::seal::Seal;
+use crate::{reply::Problem, seal::Seal};
 
 /// How long an unused session lives. Tokens of registries are good for some minutes.
 const IDLE: Duration = Duration::from_secs(300);
@@ -121,6 +121,23 @@ impl Session {
         if let Some(health) = policy.health().filter(|health| health.is_well()) {
             health.failed(started, None);
         }
+    }
+
+    /// Notes an answer of the registry's own, which ends its rest.
+    pub(crate) fn heard<T>(&self, answer: Result<T, RegistryError>) -> Result<T, RegistryError> {
+        let problem = answer.as_ref().err().map(Problem::of);
+        if !matches!(problem, Some(Problem::Away(_) | Problem::Busy(_)))
+            && let Some(health) = self.repository.request_policy().health()
+        {
+            health.worked();
+        }
+        answer
+    }
+
+    /// Returns whether the registry has answered any question since `then`.
+    pub(crate) fn has_heard_since(&self, then: Instant) -> bool {
+        let policy = self.repository.request_policy();
+        policy.health().is_some_and(|health| health.has_worked_since(then))
     }
 
     /// How registries are reached for this client.

@@ -19,7 +19,6 @@ use lazuli_image::{
     Digest,
     oci::{Descriptor, Platform},
 };
-use serde::Deserialize;
 
 use crate::{
     blob::{Progress, Pushed},
@@ -103,18 +102,6 @@ impl AddAssign for Copied {
             count.bytes += more.bytes;
         }
     }
-}
-
-/// The content that a manifest or index names.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Named {
-    config: Option<Descriptor>,
-    layers: Option<Vec<Descriptor>>,
-    manifests: Option<Vec<Descriptor>>,
-    subject: Option<Descriptor>,
-    artifact_type: Option<String>,
-    annotations: Option<BTreeMap<String, String>>,
 }
 
 impl Copy {
@@ -254,7 +241,7 @@ impl Copy {
                     format!("with all that it names it is more than {LIMIT} bytes, or too deep");
                 return Err(RegistryError::malformed(&self.from.describe(), &object, problem));
             }
-            let named = self.parse(&document)?;
+            let named = document.named(&self.from.describe())?;
             let wanted = self.platform.clone();
             let is_wanted = |entry: &Descriptor| match (&wanted, entry.runs_on()) {
                 (Some(wanted), Some(platform)) => platform.satisfies(wanted),
@@ -283,13 +270,6 @@ impl Copy {
         }
     }
 
-    fn parse(&self, document: &Document) -> Result<Named, RegistryError> {
-        serde_json::from_slice(&document.raw).map_err(|error| {
-            let object = format!("manifest {}", document.digest);
-            RegistryError::malformed(&self.from.describe(), &object, error.to_string())
-        })
-    }
-
     /// Adds the manifest `referrer`, which a list gives as a referrer of `subject`. Any client that
     /// may push can write lists, and lists under tags keep deleted manifests.
     async fn refer(&mut self, subject: &Digest, referrer: &Digest) -> Result<(), RegistryError> {
@@ -300,7 +280,7 @@ impl Copy {
             }
             other => other?,
         };
-        let named = self.parse(&document)?;
+        let named = document.named(&self.from.describe())?;
         if named.subject.is_none_or(|named| named.digest != *subject) {
             tracing::warn!(%subject, %referrer, "listed as a referrer, but it refers to something else");
             return Ok(());

@@ -2,10 +2,11 @@
 #![allow(missing_docs)]
 
 use bytes::Bytes;
+use lazuli_image::oci::media_type;
 
 use crate::{
     distribution::referrers,
-    manifest::{self, Parsed},
+    manifest::{self, Document, Parsed},
     name::Reference,
     route::hosts,
     transport::credentials,
@@ -20,6 +21,7 @@ pub fn document(raw: &[u8]) {
             assert!(layer.start_ranges().iter().all(|range| range.start < range.end));
         }
     }
+    let _ = Document::new(raw.to_vec(), media_type::MANIFEST).named("a place");
     if let Ok(index) = referrers::ReferrerIndex::parse(raw) {
         let _ = index.of_type(None);
         let _ = index.to_json();

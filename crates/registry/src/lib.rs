@@ -23,6 +23,7 @@ pub mod copy;
 mod distribution;
 pub mod docker_archive;
 pub mod error;
+mod file_version;
 #[cfg(fuzzing)]
 pub mod fuzz;
 pub mod hedge;

@@ -3,7 +3,7 @@
 //! The raw bytes are kept because their digest is the identity of the image; nothing here ever
 //! serialises a manifest that it has parsed.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use bytes::Bytes;
 use lazuli_image::{
@@ -71,12 +71,32 @@ impl Document {
     pub fn parse(&self, place: &str) -> Result<Parsed, RegistryError> {
         parse(place, self.raw.clone(), Some(&self.media_type), Some(&self.digest))
     }
+
+    /// The content that the document names; `place` is for messages.
+    pub(crate) fn named(&self, place: &str) -> Result<Named, RegistryError> {
+        serde_json::from_slice(&self.raw).map_err(|error| {
+            let object = format!("manifest {}", self.digest);
+            RegistryError::malformed(place, &object, error.to_string())
+        })
+    }
 }
 
 impl From<Manifest> for Document {
     fn from(Manifest { raw, digest, media_type, .. }: Manifest) -> Self {
         Document { raw, digest, media_type }
     }
+}
+
+/// The content that a manifest or index names.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Named {
+    pub(crate) config: Option<Descriptor>,
+    pub(crate) layers: Option<Vec<Descriptor>>,
+    pub(crate) manifests: Option<Vec<Descriptor>>,
+    pub(crate) subject: Option<Descriptor>,
+    pub(crate) artifact_type: Option<String>,
+    pub(crate) annotations: Option<BTreeMap<String, String>>,
 }
 
 /// Either kind of answer to the request for a manifest.

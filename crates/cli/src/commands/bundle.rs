@@ -1,4 +1,4 @@
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{io, path::PathBuf, sync::Arc, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -105,9 +105,15 @@ impl To {
         let config = ImageConfig::parse(&runtime.block_on(config(image, &manifest))?)?;
         let bar = progress::bytes(None, "indexing");
         for (layer, diff_id) in parsed.layers.iter().zip(config.diff_ids()?) {
-            let stored = runtime.block_on(image.blob(&layer.digest, layer.size))?;
-            let stored = bar.wrap_read(into_blocking(stored, runtime.handle().clone()));
+            let open = || {
+                let stored = runtime.block_on(image.blob(&layer.digest, layer.size))?;
+                Ok::<_, RegistryError>(into_blocking(stored, runtime.handle().clone()))
+            };
+            let stored = bar.wrap_read(open()?);
             if let Some(why) = index_bundled_layer(&self.directory, layer, diff_id, stored)? {
+                // Not because it is damaged: the reader checks the digest.
+                io::copy(&mut open()?, &mut io::sink())
+                    .with_context(|| format!("cannot read layer {}", layer.digest))?;
                 println!("  unpacked  {}: {why}", layer.digest);
             }
         }

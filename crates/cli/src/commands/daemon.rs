@@ -12,7 +12,7 @@ use clap::{ArgGroup, Args};
 use futures_util::future::join_all;
 use lazuli_registry::{Bundle, Options};
 use lazuli_runtime::{
-    daemon::{self, BUNDLE, Ended, Readers, Settings, Worker},
+    daemon::{self, BUNDLE_DIRECTORY, Ended, Readers, Settings, Worker},
     keeper::{Keeper, Programs, Role},
     kernel::loop_devices,
 };
@@ -163,7 +163,7 @@ fn work(session: &Session) -> Result<ExitCode> {
         index: session.config.index.settings(),
         images: session.config.prefetch.images.clone(),
         registry: Options {
-            bundle: Some(Bundle::at(session.root.join(BUNDLE))),
+            bundle: Some(Bundle::at(session.root.join(BUNDLE_DIRECTORY))),
             ..session.config.node_registries()?
         },
         snapshots: snapshotter.map(|table| table.address.clone()),

@@ -28,7 +28,7 @@ use lazuli_testkit::{
 use serde_json::Value;
 use tonic::{Code, Status, transport::Endpoint};
 
-use crate::{drivers::able, lazuli::Lazuli, registry::Registry};
+use crate::{drivers::able, lazuli::Lazuli, policy::signer::digest_of, registry::Registry};
 
 /// Each is one chunk, so that reading one is one request.
 const FILES: [&str; 5] = ["one", "two", "three", "four", "five"];
@@ -331,8 +331,11 @@ fn a_bundle_proves_the_blobs_of_its_own_images_alone() {
     let data = blobs(&other.manifest("stolen", "1").unwrap())[0].to_string();
     other.fault("GET", &data, usize::MAX, Fault::WrongBytes);
     let at = rig.lazuli.directory("stolen");
-    let error = rig.lazuli.fails(["mount", &stolen, "stolen"]);
-    assert!(error.contains(&format!("the registry does not deliver blob {data}")), "{error}");
+    let pinned = format!("{}/stolen@{}", other.host(), digest_of(&other, "stolen", "1"));
+    for image in [&stolen, &pinned] {
+        let error = rig.lazuli.fails(["mount", image, "stolen"]);
+        assert!(error.contains(&format!("the registry does not deliver blob {data}")), "{error}");
+    }
 
     other.clear_faults();
     deliver(&stolen);

@@ -2,9 +2,12 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use lazuli_image::Algorithm;
 use lazuli_testkit::{
     kernel::{Feature, require},
+    oci::{Compression, Image, Layer},
     registry::FakeRegistry,
+    tarball::{self, Entry},
 };
 use serde_json::json;
 
@@ -141,4 +144,39 @@ fn an_image_that_no_pod_could_start_is_not_bundled() {
     let index = json!({"schemaVersion": 2, "mediaType": kind, "manifests": [entry]});
     registry.put_manifest("app", "1", kind, index.to_string().as_bytes());
     refused(&format!("{}/app:1", registry.host()), "it has linux/vax");
+}
+
+#[test]
+fn a_layer_that_is_not_what_its_image_says_fails_the_bundle() {
+    let (build, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
+    let layer = |name: &str, compression| {
+        Layer::new(tarball::write(&[Entry::file(name, "content")]), compression)
+    };
+    let push = |name: &str, layer: Layer| {
+        let (layout, image) = (build.path(name), format!("{}/{name}:1", registry.host()));
+        Image::new([layer]).write_layout(&layout, "1").unwrap();
+        build.ok(["copy", &format!("oci:{}:1", layout.display()), &image]);
+        image
+    };
+    fn arguments(image: &str) -> [&str; 6] {
+        ["bundle", "--platform", "linux/amd64", "--to", "bundle", image]
+    }
+    // Its DiffID is that of another tar.
+    let (one, other) = (layer("one", Compression::Gzip), layer("other", Compression::Gzip));
+    let (tar, stored) = (tarball::write(&[Entry::file("one", "content")]), other.stored().unwrap());
+    let lying = Layer::stored_as(tar, stored, one.media_type(), Vec::new());
+    let error = build.fails(arguments(&push("lying", lying)));
+    assert!(error.contains("its tar has the digest"), "{error}");
+    // What the directory has of it, of the right size, is damaged.
+    for (name, compression) in [("gzip", Compression::Gzip), ("zstd", Compression::Zstd)] {
+        let layer = layer(name, compression);
+        let (stored, image) = (layer.stored().unwrap(), push(name, layer));
+        build.ok(arguments(&image));
+        let digest = Algorithm::Sha256.digest(&stored);
+        let blob = build.path("bundle").join("blobs/sha256").join(digest.hex());
+        fs::write(&blob, vec![0; stored.len()]).unwrap();
+        let _ = fs::remove_dir_all(build.path("bundle/indexes"));
+        let error = build.fails(arguments(&image));
+        assert!(error.contains(&digest.to_string()), "{error}");
+    }
 }

@@ -1,7 +1,7 @@
 //! Images that a node was delivered with, beside their registry.
 //!
 //! A *bundle* is an OCI image layout in which entries have the full names of images. It answers
-//! requests of the repositories that it names:
+//! requests of the repositories that it names, each with what its own images consist of:
 //!
 //! ```text
 //! by digest: manifests, blobs          the bundle, else the registry
@@ -30,31 +30,11 @@ use crate::{
     repository::{
         BlobContent, Pull, Push, PushBy, Referrers, Repository, RequestPolicy, SmallBlob,
     },
-    route::bundle::Bundle,
 };
 
 /// Silence of a registry after which the bundle answers. The node's mirror has to answer within two
 /// seconds.
 const SILENCE: Duration = Duration::from_millis(1500);
-
-impl Layout {
-    /// Opens the image `reference` in `bundle`, if that has any image of its repository. Reads a
-    /// file.
-    pub fn in_bundle(bundle: &Bundle, reference: &Reference) -> Option<Self> {
-        let repository = reference.in_registry();
-        let is_of = |name: &String| {
-            name.strip_prefix(&repository).is_some_and(|rest| rest.starts_with([':', '@']))
-        };
-        let layout = Layout::open(bundle.content(reference));
-        match layout.tags() {
-            Ok(names) => names.iter().any(is_of).then_some(layout),
-            Err(error) => {
-                tracing::warn!(%error, "the bundle cannot be used");
-                None
-            }
-        }
-    }
-}
 
 /// A repository of which some images are in a bundle.
 pub(crate) struct Bundled {
@@ -113,19 +93,28 @@ impl Bundled {
                 health.failed(started, retry_after);
             }
         };
+        // Elsewhere only reads of blobs count as successes.
+        let answered = |answer: Result<T, RegistryError>| {
+            if let Some(health) = policy.health()
+                && answer.as_ref().err().is_none_or(|error| !is_away(error))
+            {
+                health.worked();
+            }
+            answer
+        };
         let mut asked = pin!(ask(&*self.registry));
         match timeout(SILENCE, asked.as_mut()).await {
             Ok(Err(error)) if is_away(&error) => {
                 failed(error.retry_after());
                 ask(&*self.layout).await.map_err(|_| error)
             }
-            Ok(answer) => answer,
+            Ok(answer) => answered(answer),
             Err(_) => match ask(&*self.layout).await {
                 Ok(answer) => {
                     failed(None);
                     Ok(answer)
                 }
-                Err(_) => asked.await,
+                Err(_) => answered(asked.await),
             },
         }
     }

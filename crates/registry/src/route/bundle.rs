@@ -1,17 +1,48 @@
 //! Where the images are that a node was delivered with.
 
-use std::path::PathBuf;
+use std::{
+    collections::HashMap,
+    fmt,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use crate::name::{LayoutName, Reference, Selector};
+use lazuli_image::{Digest, oci::Descriptor};
+
+use crate::{
+    file_version::FileVersion,
+    name::{LayoutName, Reference, Selector},
+};
 
 /// A layout directory of images under their full names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bundle(PathBuf);
+#[derive(Clone)]
+pub struct Bundle {
+    directory: PathBuf,
+    known: Arc<Mutex<Known>>,
+}
+
+/// What was read of a bundle, until its index.json is another file.
+#[derive(Default)]
+pub(crate) struct Known {
+    pub(crate) version: Option<FileVersion>,
+    pub(crate) entries: Vec<Descriptor>,
+    /// By repository.
+    pub(crate) content: HashMap<String, Arc<Content>>,
+}
+
+/// What the images of a repository consist of, and its sizes.
+pub(crate) type Content = HashMap<Digest, u64>;
+
+impl fmt::Debug for Bundle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Bundle").field(&self.directory).finish()
+    }
+}
 
 impl Bundle {
     /// The bundle in `directory`, which need not exist.
     pub fn at(directory: impl Into<PathBuf>) -> Self {
-        Bundle(directory.into())
+        Bundle { directory: directory.into(), known: Arc::default() }
     }
 
     /// The name in the layout under which the image `reference` is stored.
@@ -32,7 +63,12 @@ impl Bundle {
         }
     }
 
+    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
+        // A panic leaves less that is known.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn selected(&self, image: Selector) -> LayoutName {
-        LayoutName { directory: self.0.clone(), image: Some(image) }
+        LayoutName { directory: self.directory.clone(), image: Some(image) }
     }
 }

@@ -59,6 +59,7 @@ struct HealthState {
     asked_until: Option<Instant>,
     /// Also of a server that has worked since.
     last_failure: Option<Instant>,
+    last_success: Option<Instant>,
 }
 
 impl Health {
@@ -95,6 +96,7 @@ impl Health {
             tracing::info!(server = self.name, failures = state.failures, "works again");
             *state = HealthState { last_failure: state.last_failure, ..HealthState::default() };
         }
+        state.last_success = Some(Instant::now());
     }
 
     /// Notes that the head of an answer arrived this long after its request.
@@ -127,6 +129,11 @@ impl Health {
     /// asked for a pause, or was unreachable.
     pub fn has_failed_since(&self, since: Instant) -> bool {
         self.lock().last_failure.is_some_and(|failed| failed >= since)
+    }
+
+    /// Returns whether a request succeeded since then.
+    pub fn has_worked_since(&self, since: Instant) -> bool {
+        self.lock().last_success.is_some_and(|worked| worked >= since)
     }
 
     /// Until when the server asked to be left alone.

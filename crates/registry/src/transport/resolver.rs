@@ -7,7 +7,6 @@
 use std::{
     fs, io,
     net::SocketAddr,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -25,6 +24,8 @@ use hickory_resolver::{
 };
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
+use crate::file_version::FileVersion;
+
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Resolves names as the machine's files say now: a node's servers change with its network.
@@ -36,13 +37,10 @@ pub(crate) struct FileResolver {
 }
 
 struct Current {
-    versions: [Option<Version>; 2],
+    versions: [Option<FileVersion>; 2],
     hosts: Arc<Hosts>,
     servers: TokioResolver,
 }
-
-/// Inode, size, and seconds and nanoseconds of the last change.
-type Version = (u64, u64, i64, i64);
 
 impl Default for FileResolver {
     fn default() -> Self {
@@ -74,7 +72,7 @@ impl FileResolver {
 
     fn current(&self) -> Result<(Arc<Hosts>, TokioResolver)> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let versions = [version(&self.hosts), version(&self.servers)];
+        let versions = [&self.hosts, &self.servers].map(|path| FileVersion::of(path));
         if current.as_ref().is_none_or(|current| current.versions != versions) {
             let (hosts, servers) = (read_hosts(&self.hosts)?, read_servers(&self.servers)?);
             *current = Some(Current { versions, hosts: Arc::new(hosts), servers });
@@ -92,11 +90,6 @@ impl Resolve for FileResolver {
             Ok(Box::new(addresses.into_iter()) as Addrs)
         })
     }
-}
-
-fn version(path: &Path) -> Option<Version> {
-    let file = fs::metadata(path).ok()?;
-    Some((file.ino(), file.size(), file.mtime(), file.mtime_nsec()))
 }
 
 fn read_hosts(path: &Path) -> Result<Hosts> {

@@ -1,16 +1,21 @@
 //! Repositories of which some images are in a bundle.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use lazuli_image::{Digest, oci::media_type};
-use lazuli_registry::{Bundle, Copy, ImageName, Layout, Options, Repository, Selector};
+use lazuli_image::{
+    Digest,
+    oci::{Descriptor, media_type},
+};
+use lazuli_registry::{Bundle, Copy, ImageName, Layout, Options, Pull as _, Repository, Selector};
 use lazuli_testkit::registry::{FakeRegistry, Fault};
 use serde_json::json;
+use tokio::io::AsyncReadExt as _;
 
 use crate::support::{manifest, noise, options, read, sha256};
 
@@ -56,6 +61,15 @@ impl Scene {
     }
 }
 
+/// Asks until the registry has decided: on a busy machine it may count as silent.
+async fn until(mut has_decided: impl AsyncFnMut() -> bool) {
+    let asked = Instant::now();
+    while !has_decided().await {
+        assert!(asked.elapsed() < Duration::from_secs(60));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 fn put(registry: &FakeRegistry, repository: &str, tag: &str, layer: &[u8]) -> Digest {
     registry.put_blob(repository, layer);
     registry.put_blob(repository, b"{}");
@@ -87,15 +101,15 @@ async fn the_registry_decides_while_it_answers() {
     let image = scene.open("app:1");
     let other = noise(50_000, 4);
     let moved = put(&scene.registry, "app", "1", &other);
-    assert_eq!(image.manifest(None).await.unwrap().digest, moved);
-    assert!(image.has_blob(&sha256(&other)).await.unwrap());
+    until(async || image.manifest(None).await.unwrap().digest == moved).await;
+    until(async || image.has_blob(&sha256(&other)).await.is_ok_and(|has| has)).await;
     assert!(read(&*image, &other, 0..9).await.unwrap() == other[..9]);
     // A client that may not see a blob does not get it from the bundle either.
     let layer = sha256(&scene.layer);
-    scene.registry.fault("", &layer.to_string(), 2, Fault::Status(404));
-    assert!(!image.has_blob(&layer).await.unwrap());
-    scene.registry.fault("", "manifests/1", 1, Fault::Status(404));
-    assert!(image.manifest(None).await.unwrap_err().is_missing());
+    scene.registry.fault("", &layer.to_string(), 1000, Fault::Status(404));
+    until(async || !image.has_blob(&layer).await.unwrap()).await;
+    scene.registry.fault("", "manifests/1", 1000, Fault::Status(404));
+    until(async || image.manifest(None).await.is_err_and(|error| error.is_missing())).await;
     // Content needs no decision.
     scene.registry.reset_stats();
     read(&*image, &scene.layer, 0..9).await.unwrap();
@@ -129,6 +143,81 @@ async fn other_repositories_get_nothing_from_the_bundle() {
 }
 
 #[tokio::test]
+async fn content_belongs_to_the_repositories_whose_images_name_it() {
+    let scene = Scene::new().await;
+    put(&scene.registry, "evil", "1", b"own layer");
+    scene.bundle("evil:1").await;
+    scene.registry.go_away();
+    let (stolen, layer) = (sha256(&scene.raw), sha256(&scene.layer));
+    let pinned = scene.open(&format!("evil@{stolen}"));
+    assert!(pinned.manifest(None).await.is_err());
+    assert!(pinned.document(None).await.is_err());
+    for image in [pinned, scene.open("evil:1")] {
+        assert!(image.document(Some(&stolen)).await.is_err());
+        assert!(image.referrers(&stolen, None).await.is_err());
+        assert!(image.has_blob(&layer).await.is_err());
+        assert!(image.blob_size(&layer).await.is_err());
+        assert!(image.blob(&layer, 100_000).await.is_err());
+        assert!(read(&*image, &scene.layer, 0..9).await.is_err());
+        assert!(read(&*image, b"own layer", 0..9).await.unwrap() == b"own layer"[..]);
+    }
+}
+
+#[tokio::test]
+async fn referrers_are_known_of_images_in_the_bundle_only() {
+    let scene = Scene::new().await;
+    let (layer, subject) = (noise(70_000, 6), manifest(b"{}", &[&noise(70_000, 6)]));
+    put(&scene.registry, "app", "signed", &layer);
+    let subject = Descriptor::plain(media_type::MANIFEST, sha256(&subject), subject.len() as u64);
+    let from = lazuli_registry::open(&scene.name("app:signed"), &options()).unwrap();
+    let referrer = from.push_referrer(&subject, "a/type", &BTreeMap::new(), None).await.unwrap();
+    scene.bundle("app:signed").await;
+    let other = put(&scene.registry, "app", "2", b"other");
+    scene.registry.go_away();
+    let image = scene.open("app:signed");
+    let listed = image.referrers(&subject.digest, None).await.unwrap();
+    assert_eq!(listed.iter().map(|it| it.digest).collect::<Vec<_>>(), [referrer]);
+    assert_eq!(image.document(Some(&referrer)).await.unwrap().digest, referrer);
+    assert_eq!(image.referrers(&sha256(&scene.raw), None).await.unwrap(), []);
+    let unknown = scene.open("app:2").referrers(&other, None).await.unwrap_err();
+    assert!(unknown.is_transient(), "{unknown}");
+}
+
+#[tokio::test]
+async fn a_bundle_is_read_again_when_it_changes() {
+    let scene = Scene::new().await;
+    let bundle = Bundle::at(scene.directory.path());
+    let open = |image: &str| {
+        let ImageName::Registry(reference) = scene.name(image) else { panic!() };
+        Layout::in_bundle(&bundle, &reference)
+    };
+    assert!(open("app:1").is_some() && open("late:1").is_none());
+    // What was read is not read again.
+    fs::remove_file(scene.blob(&scene.raw)).unwrap();
+    assert!(open("app:1").unwrap().has_blob(&sha256(&scene.layer)).await.unwrap());
+    put(&scene.registry, "late", "1", b"late");
+    scene.bundle("late:1").await;
+    assert!(open("late:1").unwrap().has_blob(&sha256(b"late")).await.unwrap());
+    assert!(!open("app:1").unwrap().has_blob(&sha256(&scene.layer)).await.unwrap());
+    fs::remove_file(scene.directory.path().join("index.json")).unwrap();
+    assert!(open("late:1").is_none());
+}
+
+#[tokio::test]
+async fn a_registry_that_answers_again_is_well() {
+    let scene = Scene::new().await;
+    let image = scene.open("app:1");
+    let policy = image.request_policy();
+    let health = policy.health().unwrap();
+    (0..9).for_each(|_| health.failed(tokio::time::Instant::now(), None));
+    // The bundle answers what it can.
+    assert!(image.has_blob(&sha256(&scene.layer)).await.unwrap());
+    assert!(!health.is_well() && scene.registry.stats().requests == 0);
+    assert!(!image.has_blob(&sha256(b"of neither")).await.unwrap());
+    assert!(health.is_well());
+}
+
+#[tokio::test]
 async fn damaged_content_comes_from_the_registry() {
     let scene = Scene::new().await;
     fs::write(scene.blob(&scene.raw), "{}").unwrap();
@@ -136,6 +225,16 @@ async fn damaged_content_comes_from_the_registry() {
     let pinned = scene.open(&format!("app@{}", sha256(&scene.raw)));
     assert_eq!(pinned.document(None).await.unwrap().raw, scene.raw);
     assert!(read(&*pinned, &scene.layer, 0..9).await.unwrap() == scene.layer[..9]);
+    fs::write(scene.blob(&scene.raw), &scene.raw).unwrap();
+    fs::write(scene.blob(&scene.layer), &scene.layer[..50_000]).unwrap();
+    let image = scene.open("app:1");
+    assert_eq!(image.blob_size(&sha256(&scene.layer)).await.unwrap(), 100_000);
+    assert!(read(&*image, &scene.layer, 0..9).await.unwrap() == scene.layer[..9]);
+    let mut whole = image.blob(&sha256(&scene.layer), 100_000).await.unwrap();
+    let mut content = Vec::new();
+    whole.read_to_end(&mut content).await.unwrap();
+    assert!(content == scene.layer);
+    assert!(scene.registry.stats().requests > 3);
     for index in ["", "{}", "[[", r#"{"schemaVersion":2,"manifests":[1]}"#] {
         fs::write(scene.directory.path().join("index.json"), index).unwrap();
         assert_eq!(scene.open("app:1").manifest(None).await.unwrap().raw, scene.raw, "{index}");

@@ -43,6 +43,14 @@ pub enum DaemonError {
         /// The problem with the indexes.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A layer cannot be delivered with a node.
+    #[error("layer {layer}: {source}")]
+    BundledLayer {
+        /// The layer.
+        layer: Digest,
+        /// The problem with it.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Another image was admitted.
     #[error("{image} is served only once it is verified")]
     Unverified {

@@ -88,7 +88,7 @@ pub use layer_store::state::LayerStoreSettings;
 use mounts::adopt;
 use node::Node;
 pub use ordinary::{
-    bundle::{BUNDLE, index_bundled_layer},
+    bundle::{BUNDLE_DIRECTORY, index_bundled_layer},
     layers::CoveredLayers,
     state::IndexSettings,
 };

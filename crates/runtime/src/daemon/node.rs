@@ -19,7 +19,7 @@ use super::{
     layer_store::state::LayerStore,
     lifecycle::Lifecycle,
     mounts::table::MountTable,
-    ordinary::{bundle::BUNDLE, state::Ordinaries},
+    ordinary::{bundle::BUNDLE_DIRECTORY, state::Ordinaries},
     record::Records,
     served::{image::ServedImage, images::ServedImages, route::ImageRoute},
     status::parts::StatusParts,
@@ -86,7 +86,7 @@ impl Node {
         let admission = Admission::open(root, settings)?;
         let ordinaries = Ordinaries::open(
             indexes.clone(),
-            &root.join(BUNDLE),
+            &root.join(BUNDLE_DIRECTORY),
             settings.index.clone(),
             admission.gate.clone(),
             settings.registry.clone(),

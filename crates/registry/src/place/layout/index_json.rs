@@ -29,7 +29,7 @@ impl Layout {
         }
     }
 
-    pub(in crate::place) fn tags(&self) -> Result<Vec<String>, RegistryError> {
+    pub(super) fn tags(&self) -> Result<Vec<String>, RegistryError> {
         match self.entries() {
             Ok(entries) => Ok(entries.iter().filter_map(tag).collect()),
             Err(RegistryError::Missing { .. }) => Ok(Vec::new()),
@@ -118,6 +118,6 @@ impl Layout {
     }
 }
 
-fn tag(entry: &Descriptor) -> Option<String> {
+pub(super) fn tag(entry: &Descriptor) -> Option<String> {
     entry.annotations.get(REF_NAME).cloned()
 }

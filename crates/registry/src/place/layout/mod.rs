@@ -15,12 +15,14 @@
 
 mod files;
 mod index_json;
+mod of_repository;
 mod referrers;
 mod unnamed;
 mod write;
 
 use std::{
     collections::BTreeMap,
+    fmt,
     fs::File,
     io::{self, Read as _},
     ops::Range,
@@ -45,6 +47,7 @@ use crate::{
     manifest::{self, DOCUMENT_LIMIT, Document, Manifest, Parsed},
     name::{ImageName, LayoutName, Selector},
     repository::{BlobContent, Pull, Push, PushBy, Referrers, SmallBlob},
+    route::bundle::Content,
 };
 
 /// Biggest range that is read at once, in bytes. Chunks have at most 16 MiB, and merged reads stay
@@ -52,16 +55,24 @@ use crate::{
 const READ_LIMIT: u64 = 256 << 20;
 
 /// An OCI image layout directory, opened at one image.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Layout {
     name: LayoutName,
     unnamed: Arc<Unnamed>,
+    /// The content that it has; `None` for all of the directory.
+    content: Option<Arc<Content>>,
+}
+
+impl fmt::Debug for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Layout").field(&self.name).finish()
+    }
 }
 
 impl Layout {
     /// Opens the directory at the image of `name`. The directory need not exist before a push.
     pub fn open(name: LayoutName) -> Self {
-        Layout { name, unnamed: Arc::default() }
+        Layout { name, unnamed: Arc::default(), content: None }
     }
 
     fn place(&self) -> String {
@@ -99,9 +110,14 @@ impl Layout {
         Ok(content.into())
     }
 
-    /// The descriptors of index.json.
+    fn read_manifest(&self, digest: &Digest) -> Result<Bytes, RegistryError> {
+        let object = format!("manifest {digest}");
+        self.expected_size(digest, &object)?;
+        self.read_bounded(&self.blob_path(digest), &object)
+    }
+
     fn load(&self, digest: &Digest, media_type: &str) -> Result<Parsed, RegistryError> {
-        let raw = self.read_bounded(&self.blob_path(digest), &format!("manifest {digest}"))?;
+        let raw = self.read_manifest(digest)?;
         manifest::parse(&self.place(), raw, Some(media_type), Some(digest))
     }
 
@@ -122,7 +138,7 @@ impl Layout {
                 }
             },
         };
-        let raw = self.read_bounded(&self.blob_path(&digest), &format!("manifest {digest}"))?;
+        let raw = self.read_manifest(&digest)?;
         manifest::document(&self.place(), raw, Some(&media_type), Some(&digest))
     }
 
@@ -189,11 +205,19 @@ impl Layout {
     }
 
     fn open_blob(&self, digest: &Digest) -> Result<File, RegistryError> {
-        let path = self.blob_path(digest);
-        open_regular(&path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => self.missing(&format!("blob {digest}")),
+        let (path, object) = (self.blob_path(digest), format!("blob {digest}"));
+        let expected = self.expected_size(digest, &object)?;
+        let file = open_regular(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => self.missing(&object),
             _ => RegistryError::io(&path, error),
-        })
+        })?;
+        let got = file.metadata().at(&path)?.len();
+        match expected {
+            Some(expected) if got != expected => {
+                Err(RegistryError::WrongSize { place: self.place(), object, expected, got })
+            }
+            _ => Ok(file),
+        }
     }
 }
 
@@ -224,19 +248,20 @@ impl Pull for Layout {
     }
 
     async fn has_blob(&self, digest: &Digest) -> Result<bool, RegistryError> {
-        let path = self.blob_path(digest);
-        Ok(tokio::fs::try_exists(&path).await.at(path)?)
+        match self.blob_size(digest).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_missing() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     async fn blob_size(&self, digest: &Digest) -> Result<u64, RegistryError> {
-        let path = self.blob_path(digest);
-        match tokio::fs::metadata(&path).await {
-            Ok(metadata) => Ok(metadata.len()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(self.missing(&format!("blob {digest}")))
-            }
-            Err(error) => Err(RegistryError::io(path, error)),
-        }
+        let (layout, digest) = (self.clone(), *digest);
+        blocking(move || {
+            let file = layout.open_blob(&digest)?;
+            Ok(file.metadata().at(layout.blob_path(&digest))?.len())
+        })
+        .await
     }
 
     async fn blob(&self, digest: &Digest, size: u64) -> Result<BlobReader, RegistryError> {

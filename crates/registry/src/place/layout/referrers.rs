@@ -20,25 +20,30 @@ use crate::{
 impl Layout {
     /// The list of referrers of `subject`.
     pub(super) fn list_of(&self, subject: &Digest) -> Result<ReferrerIndex, RegistryError> {
-        let malformed =
-            |object: &str, problem| RegistryError::malformed(&self.place(), object, problem);
+        self.expected_size(subject, &format!("manifest {subject}"))?;
         let raw = match self.read_bounded(&self.index_path(), "index.json") {
             Err(RegistryError::Missing { .. }) => return Ok(ReferrerIndex::empty()),
             raw => raw?,
         };
-        let index =
-            ReferrerIndex::parse(&raw).map_err(|problem| malformed("index.json", problem))?;
+        let malformed = |problem| RegistryError::malformed(&self.place(), "index.json", problem);
+        let index = ReferrerIndex::parse(&raw).map_err(malformed)?;
         let tag = tag(subject);
         let named = |entry: &Descriptor| entry.annotations.get(REF_NAME) == Some(&tag);
         let Some(list) = index.descriptors().map(|(_, entry)| entry).find(named) else {
             return Ok(ReferrerIndex::empty());
         };
-        let object = format!("the list of referrers {tag}");
+        self.read_list(&list)
+    }
+
+    /// The list in the entry `list` of index.json.
+    pub(super) fn read_list(&self, list: &Descriptor) -> Result<ReferrerIndex, RegistryError> {
+        let object = format!("the list of referrers {}", list.digest);
+        let malformed = |problem| RegistryError::malformed(&self.place(), &object, problem);
         let raw = self.read_bounded(&self.blob_path(&list.digest), &object)?;
         if !list.digest.matches(&raw) {
-            return Err(malformed(&object, format!("it is not what {} names", list.digest)));
+            return Err(malformed("it has another digest".to_owned()));
         }
-        ReferrerIndex::parse(&raw).map_err(|problem| malformed(&object, problem))
+        ReferrerIndex::parse(&raw).map_err(malformed)
     }
 
     /// Adds the pushed manifest to the list of referrers of `subject`.

@@ -11,19 +11,19 @@ use lazuli_sys::path_error::At as _;
 use super::{
     begin::is_readable,
     store::{IndexStore, LayerRecord},
-    whole_layer,
+    whole_layer::{self, LayerError},
 };
 use crate::daemon::DaemonError;
 
 /// The directory of a bundle in a state directory.
-pub const BUNDLE: &str = "bundle";
+pub const BUNDLE_DIRECTORY: &str = "bundle";
 
 /// Reads a layer of the bundle in `directory` from `source`, and adds its index. Its tar must have
-/// the digest `diff_id`. The result is the reason why containerd has to unpack the layer, if it
-/// has. Blocks.
+/// the digest `diff_id`. The result is the reason why no index can lead to its content, if none
+/// can, so that containerd has to unpack it; a damaged layer may be the reason, too. Blocks.
 ///
 /// # Errors
-/// The index cannot be written.
+/// The layer has another DiffID, or the index cannot be written.
 pub fn index_bundled_layer(
     directory: &Path,
     layer: &Descriptor,
@@ -40,7 +40,11 @@ pub fn index_bundled_layer(
     let known = match whole_layer::read(layer, diff_id, source, &mut |_: Decoded, _: &[u8]| Ok(()))
     {
         Ok(known) => known,
-        Err(error) => return Ok(Some(error.to_string())),
+        Err(LayerError::Build(error)) => return Ok(Some(error.to_string())),
+        Err(error) => {
+            let (layer, source) = (layer.digest, Box::new(error));
+            return Err(DaemonError::BundledLayer { layer, source });
+        }
     };
     let index = Algorithm::Sha256.digest(&known.index);
     let record = LayerRecord { diff_id, index, is_proven: true };

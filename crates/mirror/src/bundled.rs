@@ -77,8 +77,7 @@ impl Mirror {
     /// Returns whether a question of `started` may have had no answer in time because it waited for
     /// other fetches, and not for the registry.
     fn is_late_itself(&self, session: &Session, started: Instant) -> bool {
-        started.elapsed() >= ANSWER_LIMIT
-            && (session.has_heard_since(started) || self.permits.are_taken())
+        started.elapsed() >= ANSWER_LIMIT && session.has_heard_since(started)
     }
 
     fn bundle_of(&self, reference: &Reference) -> Option<Layout> {

@@ -45,11 +45,6 @@ impl FetchPermits {
         Some(FetchPermit { _of_one: of_one, _of_all: of_all })
     }
 
-    /// Returns whether further fetches have to wait, from whichever registry.
-    pub(crate) fn are_taken(&self) -> bool {
-        self.all.available_permits() == 0
-    }
-
     fn of(&self, registry: &str) -> Arc<Semaphore> {
         let mut known = self.of_one.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(permits) = known.get(registry).and_then(Weak::upgrade) {

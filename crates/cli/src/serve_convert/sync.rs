@@ -25,7 +25,7 @@ use super::{
 /// Most tags that are listed of a repository.
 const TAGS: usize = 10_000;
 
-/// Jobs in the queue from which on no more are added: the rest is for events.
+/// Jobs that are due from which on no more are added: the rest of the queue is for events.
 const JOBS: usize = 1000;
 
 /// Pause until the queue is looked at again.
@@ -90,7 +90,7 @@ impl Sync {
                 tracing::warn!(from = self.from, tag, "left out: not a name of a tag");
                 continue;
             };
-            while queue.len() >= JOBS {
+            while queue.due() >= JOBS {
                 sleep(ROOM).await;
             }
             let queue = queue.clone();

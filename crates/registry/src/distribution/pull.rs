@@ -116,6 +116,7 @@ pub(crate) async fn head(
     let (response, _) = client.follow(call).await?;
     match response.status() {
         StatusCode::OK => Ok(stated_digest(&response)),
+        StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => Ok(None),
         _ => Err(client.refuse(response, &object).await),
     }
 }

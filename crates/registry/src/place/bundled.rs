@@ -138,6 +138,10 @@ impl Pull for Bundled {
         }
     }
 
+    async fn digest(&self) -> Result<Digest, RegistryError> {
+        self.decided(|place| place.digest()).await
+    }
+
     async fn document(&self, digest: Option<&Digest>) -> Result<Document, RegistryError> {
         match digest.is_some() || self.is_pinned {
             true => self.content(|place| place.document(digest)).await,

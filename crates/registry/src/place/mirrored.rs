@@ -186,6 +186,16 @@ impl Pull for Mirrored {
         }
     }
 
+    async fn digest(&self) -> Result<Digest, RegistryError> {
+        match self.reference.selector() {
+            Selector::Digest(digest) => Ok(digest),
+            Selector::Tag(_) => {
+                let places = self.trusted(|may| may.pull && may.resolve).collect();
+                self.first("resolve", places, |place| place.digest()).await
+            }
+        }
+    }
+
     async fn document(&self, digest: Option<&Digest>) -> Result<Document, RegistryError> {
         match (digest, self.reference.selector()) {
             (None, Selector::Tag(_)) => {

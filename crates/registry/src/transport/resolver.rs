@@ -9,11 +9,12 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use hickory_resolver::{
     Hosts, Resolver, TokioResolver,
-    config::{ResolveHosts, ServerOrderingStrategy},
+    config::{ResolveHosts, ResolverConfig},
     lookup_ip::LookupIp,
     net::runtime::TokioRuntimeProvider,
     proto::{
@@ -23,8 +24,13 @@ use hickory_resolver::{
     system_conf::parse_resolv_conf,
 };
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use tokio::time::timeout;
 
 use crate::file_version::FileVersion;
+
+/// Patience with one server. A connection has five, in which three servers can be asked,
+/// and containerd leaves the mirror after two.
+const PATIENCE: Duration = Duration::from_millis(1500);
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -39,8 +45,12 @@ pub(crate) struct FileResolver {
 struct Current {
     versions: [Option<FileVersion>; 2],
     hosts: Arc<Hosts>,
-    servers: TokioResolver,
+    servers: Servers,
 }
+
+/// In the order in which they are asked. A server is asked when the one before is silent or fails,
+/// but not when that knows no such name: a public one may know less of internal names.
+type Servers = Arc<[TokioResolver]>;
 
 impl Default for FileResolver {
     fn default() -> Self {
@@ -63,14 +73,14 @@ impl FileResolver {
             .flat_map(|found| LookupIp::from(found).into_iter())
             .collect();
         let found = match found.is_empty() {
-            true => servers.lookup_ip(host).await?.into_iter().collect(),
+            true => ask(&servers, host).await?.into_iter().collect(),
             false => found,
         };
         // The port is the caller's.
         Ok(found.into_iter().map(|address| SocketAddr::new(address, 0)).collect())
     }
 
-    fn current(&self) -> Result<(Arc<Hosts>, TokioResolver)> {
+    fn current(&self) -> Result<(Arc<Hosts>, Servers)> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let versions = [&self.hosts, &self.servers].map(|path| FileVersion::of(path));
         if current.as_ref().is_none_or(|current| current.versions != versions) {
@@ -98,7 +108,20 @@ fn read_hosts(path: &Path) -> Result<Hosts> {
     Ok(hosts)
 }
 
-fn read_servers(path: &Path) -> Result<TokioResolver> {
+async fn ask(servers: &[TokioResolver], host: &str) -> Result<LookupIp> {
+    let mut problem = "no name server".into();
+    for server in servers {
+        match timeout(PATIENCE, server.lookup_ip(host)).await {
+            Ok(Ok(found)) => return Ok(found),
+            Ok(Err(error)) if error.is_no_records_found() => return Err(error.into()),
+            Ok(Err(error)) => problem = error.into(),
+            Err(_) => problem = format!("no name server answers within {PATIENCE:?}").into(),
+        }
+    }
+    Err(problem)
+}
+
+fn read_servers(path: &Path) -> Result<Servers> {
     let mut text = read(path)?;
     // resolv.conf(5): without a server, the one of this machine is asked.
     if !text.lines().any(|line| line.starts_with("nameserver")) {
@@ -107,12 +130,14 @@ fn read_servers(path: &Path) -> Result<TokioResolver> {
     let (config, mut options) =
         parse_resolv_conf(text).map_err(|error| format!("{}: {error}", path.display()))?;
     options.use_hosts_file = ResolveHosts::Never;
-    // The next server is asked when one is silent: a public one may not know an internal name.
-    options.server_ordering_strategy = ServerOrderingStrategy::UserProvidedOrder;
-    options.num_concurrent_reqs = 1;
-    let mut builder = Resolver::builder_with_config(config, TokioRuntimeProvider::default());
-    *builder.options_mut() = options;
-    Ok(builder.build()?)
+    let (domain, search) = (config.domain().cloned(), config.search());
+    let server = |server| {
+        let config = ResolverConfig::from_parts(domain.clone(), search.to_vec(), vec![server]);
+        let mut builder = Resolver::builder_with_config(config, TokioRuntimeProvider::default());
+        *builder.options_mut() = options.clone();
+        Ok(builder.build()?)
+    };
+    config.name_servers().iter().cloned().map(server).collect()
 }
 
 /// The file's text; nothing if it does not exist.

@@ -116,6 +116,13 @@ impl Queue {
         self.lock().known.len()
     }
 
+    /// The number of jobs that are worked on or could be: those that failed wait for a while.
+    pub(crate) fn due(&self) -> usize {
+        let now = Instant::now();
+        let jobs = self.lock();
+        jobs.known.values().filter(|it| it.stage != Stage::Waiting || it.due <= now).count()
+    }
+
     /// Adds a job, unless it waits already. It is on the disk then.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! The images of one repository in a bundle, which has those of several.
 //!
-//! A digest names content, but does not entitle to it: a repository has what its own images consist
-//! of, and what refers to them.
+//! A digest names content, but does not entitle to it: a repository has what its own images name,
+//! and what refers to them.
 //!
 //! ```text
 //! entry ─▶ index ─▶ manifest ─▶ configuration, layers
@@ -34,12 +34,14 @@ impl Layout {
         let mut known = bundle.known();
         let version = FileVersion::of(&layout.index_path());
         if known.version != version {
-            let entries = layout.entries().unwrap_or_else(|error| {
-                if !error.is_missing() {
-                    tracing::warn!(%error, "the bundle cannot be used");
+            let entries = match layout.entries() {
+                Ok(entries) => entries,
+                Err(error) if error.is_missing() => Vec::new(),
+                Err(error) => {
+                    tracing::warn!(%error, "the bundle cannot be used now");
+                    return None;
                 }
-                Vec::new()
-            });
+            };
             *known = Known { version, entries, ..Known::default() };
         }
         let repository = reference.in_registry();
@@ -54,20 +56,32 @@ impl Layout {
         if images.is_empty() {
             return None;
         }
-        let content = Arc::new(layout.content_of(images, &known.entries));
-        known.content.insert(repository, content.clone());
+        let (content, is_whole) = layout.content_of(images, &known.entries);
+        let content = Arc::new(content);
+        if is_whole {
+            known.content.insert(repository, content.clone());
+        }
         Some(Layout { content: Some(content), ..layout })
     }
 
-    /// What `images` consist of, and what the lists among `entries` name as their referrers.
-    fn content_of(&self, images: Vec<Digest>, entries: &[Descriptor]) -> Content {
+    /// What `images` consist of, and what the lists among `entries` name as their referrers; and
+    /// whether all could be read.
+    fn content_of(&self, images: Vec<Digest>, entries: &[Descriptor]) -> (Content, bool) {
         let (mut content, mut manifests, mut bytes) = (Content::new(), images, 0);
+        let mut is_whole = true;
         while let Some(digest) = manifests.pop() {
             if content.contains_key(&digest) {
                 continue;
             }
             // What is damaged is the registry's to deliver, with all that it names.
-            let Ok(document) = self.find_document(Some(&digest)) else { continue };
+            let document = match self.find_document(Some(&digest)) {
+                Ok(document) => document,
+                Err(error) => {
+                    // Manifests of other platforms are not here.
+                    is_whole &= error.is_missing();
+                    continue;
+                }
+            };
             let Ok(named) = document.named(&self.place()) else { continue };
             let size = document.raw.len() as u64;
             bytes += size;
@@ -83,7 +97,7 @@ impl Layout {
             let (inner, others): (Vec<_>, Vec<_>) = entries_of_index.partition(is_manifest);
             manifests.extend(inner.iter().map(|entry| entry.digest));
             let blobs = named.config.into_iter().chain(named.layers.into_iter().flatten());
-            for blob in blobs.chain(others) {
+            for blob in blobs.chain(others).filter(Descriptor::is_distributable) {
                 content.entry(blob.digest).or_insert(blob.size);
             }
             let list = referrers::tag(&digest);
@@ -92,7 +106,7 @@ impl Layout {
                 manifests.extend(list.descriptors().map(|(_, entry)| entry.digest));
             }
         }
-        content
+        (content, is_whole)
     }
 
     /// The size that `object`, the content with this digest, has to have; `None` in a layout that

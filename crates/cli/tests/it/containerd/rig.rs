@@ -33,6 +33,7 @@ use super::{
 use crate::{
     lazuli::{Lazuli, corpus},
     registry::Registry,
+    keeper::kill_both,
     reliability::processes::{self, Pids, pids},
 };
 
@@ -330,8 +331,7 @@ impl Rig {
     /// `kill -9` of keeper and worker. No others are started.
     pub(super) fn kill_lazuli(&self) {
         let before = self.wait_for(|pids| pids.worker != 0 && pids.keeper != 0);
-        processes::kill(before.keeper);
-        processes::kill(before.worker);
+        kill_both([before.keeper, before.worker].map(processes::pid));
         self.reap();
         let gone = |pid: u32| !PathBuf::from(format!("/proc/{pid}/fd/0")).exists();
         wait("the end of Lazuli", || gone(before.keeper) && gone(before.worker));

@@ -289,14 +289,17 @@ fn signatures_are_asked_for_beside_the_bootstrap_and_once() {
         assert!(before_the_answer, "the image was mounted without its signature");
         lazuli.ok(["umount", &mounted.join().unwrap()]);
     });
-    // One for the signature's tag, and one each for the list of referrers by API and by tag, since
-    // it is not known whether the registry has the API. The payload is known without asking.
-    assert_eq!(requests(registry), (3, unsigned));
+    // One for the signature's tag, and one each for the list of referrers by API and by tag: that
+    // by tag only as long as it is not known whether the registry has the API. The payload is known
+    // without asking.
+    let (signatures, others) = requests(registry);
+    assert!((2..=3).contains(&signatures) && others == unsigned, "{signatures} and {others}");
     lazuli.ok(["umount", &scene.mount("mnt")]);
-    assert_eq!(requests(registry).0, 3, "a second start asked for signatures");
+    assert_eq!(requests(registry).0, signatures, "a second start asked for signatures");
     lazuli.ok(["stop"]);
     lazuli.ok(["umount", &scene.mount("mnt")]);
-    assert_eq!(requests(registry).0, 3, "a start after that of the daemon asked for signatures");
+    let after = requests(registry).0;
+    assert_eq!(after, signatures, "a start after that of the daemon asked for signatures");
 }
 
 #[test]

@@ -16,8 +16,13 @@ pub(crate) fn pids(status: &Value) -> Pids {
     Pids { keeper: pid("keeper_pid"), worker: pid("worker_pid") }
 }
 
+/// As system calls take it.
+pub(crate) fn pid(pid: u32) -> Pid {
+    i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process")
+}
+
 /// `kill -9`.
 pub(crate) fn kill(pid: u32) {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process");
+    let pid = self::pid(pid);
     kill_process(pid, Signal::KILL).unwrap();
 }

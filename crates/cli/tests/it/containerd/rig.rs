@@ -31,9 +31,9 @@ use super::{
     programs::{Containerd, HOSTS, PAUSE},
 };
 use crate::{
+    keeper::kill_both,
     lazuli::{Lazuli, corpus},
     registry::Registry,
-    keeper::kill_both,
     reliability::processes::{self, Pids, pids},
 };
 

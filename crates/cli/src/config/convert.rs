@@ -10,7 +10,7 @@ use lazuli_registry::Reference;
 use serde::Deserialize;
 
 use super::check;
-use crate::serve_convert::{Form, Repositories, Settings, Sync, is_registry};
+use crate::serve_convert::{Form, Repositories, RepositorySync, Settings, is_registry};
 
 /// The `[convert]` table, of `lazuli serve-convert`.
 #[derive(Debug, Deserialize)]
@@ -25,7 +25,7 @@ pub(crate) struct Convert {
     /// Patterns of the repositories whose images are made lazy.
     repositories: Vec<String>,
     /// Repositories that follow those of other registries.
-    sync: Vec<Following>,
+    sync: Vec<SyncTable>,
     /// The form that they get.
     form: Form,
     /// The private key for statements and signatures.
@@ -41,7 +41,7 @@ pub(crate) struct Convert {
 /// A table `[[convert.sync]]`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Following {
+struct SyncTable {
     /// The repository that is followed, with its registry.
     from: String,
     /// The repository that follows it, without the registry.
@@ -57,9 +57,9 @@ fn six_hours() -> u64 {
     21_600
 }
 
-impl Following {
-    fn settings(&self, place: &str) -> Result<Sync> {
-        let Following { from, to, tags, every_seconds } = self;
+impl SyncTable {
+    fn settings(&self, place: &str) -> Result<RepositorySync> {
+        let SyncTable { from, to, tags, every_seconds } = self;
         // A name with a tag of its own is no name with another one.
         let parsed = format!("{from}:tag").parse::<Reference>();
         if !parsed.is_ok_and(|name| format!("{}/{}", name.registry(), name.repository()) == *from) {
@@ -86,7 +86,7 @@ impl Following {
         }
         check(&format!("{place}.every_seconds"), Some(*every_seconds), 60..=31_536_000)?;
         let every = Duration::from_secs(*every_seconds);
-        Ok(Sync { from: from.clone(), to: to.clone(), tags: tags.clone(), every })
+        Ok(RepositorySync { from: from.clone(), to: to.clone(), tags: tags.clone(), every })
     }
 }
 

@@ -35,7 +35,7 @@ use crate::{Session, image::sign::Sign, interrupt::Signals, path_context::PathCo
 
 pub(crate) use self::{
     repositories::{Repositories, is_registry},
-    sync::Sync,
+    sync::RepositorySync,
 };
 
 /// The form that images get.
@@ -58,7 +58,7 @@ pub(crate) struct Settings {
     pub(crate) registry: String,
     pub(crate) repositories: Repositories,
     /// Repositories that follow those of other registries.
-    pub(crate) syncs: Vec<Sync>,
+    pub(crate) syncs: Vec<RepositorySync>,
     pub(crate) form: Form,
     /// The private key for statements and signatures.
     pub(crate) sign: Option<PathBuf>,
@@ -74,7 +74,8 @@ impl Settings {
     /// Returns whether an image is in the repositories, or a copy.
     fn has(&self, image: &Reference) -> bool {
         let name = image.repository();
-        let is_copy = |sync: &Sync| sync.to == name && image.tag().is_none_or(|tag| sync.has(tag));
+        let is_copy =
+            |sync: &RepositorySync| sync.to == name && image.tag().is_none_or(|tag| sync.has(tag));
         image.registry() == self.registry
             && (self.repositories.has(name) || self.syncs.iter().any(is_copy))
     }

@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_secs(600);
 
 /// A repository of the server's registry that follows another one.
 #[derive(Clone, Debug)]
-pub(crate) struct Sync {
+pub(crate) struct RepositorySync {
     /// The other one, with its registry.
     pub(crate) from: String,
     /// Without its registry.
@@ -46,7 +46,7 @@ pub(crate) struct Sync {
     pub(crate) every: Duration,
 }
 
-impl Sync {
+impl RepositorySync {
     /// The image that one of the server's registry is a copy of.
     pub(super) fn source_of(&self, image: &Reference) -> Option<String> {
         let tag = image.tag()?;
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_tag_has_its_source_if_a_pattern_has_it() {
-        let sync = Sync {
+        let sync = RepositorySync {
             from: "r.example/a/redis".into(),
             to: "b/redis".into(),
             tags: vec!["7.*".into(), "latest".into()],

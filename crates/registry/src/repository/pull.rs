@@ -38,7 +38,7 @@ pub trait Pull: Send + Sync + Debug {
     /// Fetches the manifest or index `digest`, or the one that the repository was opened at.
     async fn document(&self, digest: Option<&Digest>) -> Result<Document, RegistryError>;
 
-    /// The digest that the name means now. Registries that limit pulls do not count this as one.
+    /// The digest that the name means now. A registry is asked by HEAD, without the document.
     async fn digest(&self) -> Result<Digest, RegistryError> {
         Ok(self.document(None).await?.digest)
     }

@@ -19,6 +19,7 @@ on_both!(
     a_pull_secret_is_used_for_what_it_may_see,
     a_tag_means_the_lazy_image_where_the_operator_says_so,
     an_ordinary_pull_asks_the_registry_for_each_object_once,
+    a_lazy_pull_fetches_everything_once,
     a_pull_goes_on_when_the_worker_dies,
     pods_restart_while_the_registry_is_away,
     pulls_go_to_the_registry_when_the_mirror_cannot_answer,
@@ -123,6 +124,26 @@ fn an_ordinary_pull_asks_the_registry_for_each_object_once(containerd: Container
     eprintln!("with the mirror: {with:?}\nwithout: {without:?}");
     assert_eq!(with.len(), 1, "{with:?}");
     assert_eq!(without.len(), 2, "{without:?}");
+    rig.nothing_left();
+}
+
+/// The mirror and the snapshotter both want the image's metadata.
+fn a_lazy_pull_fetches_everything_once(containerd: Containerd) {
+    let Some(rig) = Rig::mirrored(containerd, "busybox", "") else { return };
+    let registry = FakeRegistry::start().unwrap();
+    let image = put(&rig, &registry, "lazy", &[]);
+    // So that the snapshotter is asked while the mirror's requests are in flight.
+    registry.fault("GET", "/blobs/", 1000, Fault::Latency(Duration::from_millis(100)));
+    rig.cri.pull(&image, None).unwrap();
+    registry.clear_faults();
+    let log = registry.log();
+    let fetched = log.iter().filter(|request| request.method == "GET");
+    let mut fetched: Vec<_> = fetched.map(|it| (&it.target, &it.range)).collect();
+    fetched.sort();
+    let all = fetched.len();
+    fetched.dedup();
+    assert_eq!(fetched.len(), all, "{log:#?}");
+    rig.remove_images(&[&image]);
     rig.nothing_left();
 }
 

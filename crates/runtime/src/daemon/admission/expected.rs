@@ -32,6 +32,11 @@ impl Expected {
         Some(sender)
     }
 
+    /// Returns whether metadata are in flight.
+    pub(in crate::daemon) fn has(&self, image: &Digest) -> bool {
+        self.lock().get(image).is_some_and(|arrives| arrives.has_changed().is_ok())
+    }
+
     /// Waits for metadata that are in flight; not long, because the fetch has deadlines.
     pub(in crate::daemon) async fn arrived(&self, image: &Digest) {
         let coming = self.lock().get(image).cloned();
@@ -58,12 +63,13 @@ mod tests {
         let (expected, image) = (Expected::default(), Algorithm::Sha256.digest(b"image"));
         expected.arrived(&image).await;
         let arriving = expected.begin(image).unwrap();
-        assert!(expected.begin(image).is_none());
+        assert!(expected.begin(image).is_none() && expected.has(&image));
         let waiting = expected.arrived(&image);
         tokio::pin!(waiting);
         assert!((&mut waiting).now_or_never().is_none());
         drop(arriving);
         waiting.await;
+        assert!(!expected.has(&image));
         assert!(expected.begin(image).is_some());
     }
 

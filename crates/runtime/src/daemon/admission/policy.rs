@@ -81,9 +81,9 @@ impl Admission {
 }
 
 impl Images {
-    /// Waits for `admission`. The metadata for the mount is fetched meanwhile and afterwards, and
-    /// the image's blobs are looked for with its `login`: containerd requests the mount as soon as
-    /// it has its answer.
+    /// Waits for `admission`. The metadata for the mount is fetched meanwhile and afterwards, unless
+    /// it is on its way, and the image's blobs are looked for with its `login`: containerd requests
+    /// the mount as soon as it has its answer.
     pub(in crate::daemon) async fn admit_ahead(
         &self,
         request: &MountRequest,
@@ -95,6 +95,21 @@ impl Images {
         let ended = |ended: Result<_, JoinError>| ended.unwrap_or(Err(DaemonError::Stopping));
         let images = self.0.root.join("images");
         if admission.is_finished() || StoredImage::is_in(&images, &manifest.digest) {
+            return ended(admission.await).map(drop);
+        }
+        let found = self.0.admission.checked.begin(&request.image, login);
+        let (this, wanted, login) = (self.clone(), request.clone(), login.cloned());
+        tokio::spawn(async move {
+            match this.look_for_blobs(&wanted, login.as_ref()).await {
+                // Nobody waits for it if the mount was not requested, or its request was dropped.
+                Ok(()) => drop(found.send(())),
+                Err(error) => {
+                    let error = error.for_people();
+                    tracing::debug!(error, "checked again before it is mounted");
+                }
+            }
+        });
+        if self.0.admission.expected.has(&manifest.digest) {
             return ended(admission.await).map(drop);
         }
         let (name, options) = (request.image.parse()?, self.0.admission.options(request));
@@ -113,18 +128,6 @@ impl Images {
                 }
             }
         };
-        let found = self.0.admission.checked.begin(&request.image, login);
-        let (this, wanted, login) = (self.clone(), request.clone(), login.cloned());
-        tokio::spawn(async move {
-            match this.look_for_blobs(&wanted, login.as_ref()).await {
-                // Nobody waits for it if the mount was not requested, or its request was dropped.
-                Ok(()) => drop(found.send(())),
-                Err(error) => {
-                    let error = error.for_people();
-                    tracing::debug!(error, "checked again before it is mounted");
-                }
-            }
-        });
         let (node, image) = (self.0.clone(), request.image.clone());
         tokio::spawn(async move {
             let _lent = lent;

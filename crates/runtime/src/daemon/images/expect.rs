@@ -27,10 +27,11 @@ impl Images {
             let (directory, digest) = (images.0.root.join("images"), manifest.digest);
             let was_here = StoredImage::is_in(&directory, &digest);
             let pin = images.0.admission.pins.pin(&directory, digest);
+            let lock = images.0.admission.fetch_locks.lock(&name.to_string()).await;
             if let Err(error) = images.fetch_ahead(&name, &manifest, login).await {
                 tracing::debug!(error = error.for_people(), "metadata are not fetched ahead");
             }
-            drop(arriving);
+            drop((lock, arriving));
             tokio::time::sleep(STAY).await;
             drop(pin);
             if !was_here && !images.is_used(&digest).await {

@@ -192,9 +192,7 @@ impl Client {
     /// Opens connections for requests to come, unless that happened lately or the server is near.
     /// Sends pings: the HTTP library has no other way to fill its connection pool.
     pub(crate) fn preconnect(&self) -> Preconnect {
-        if self.health.is_near()
-            || !self.pool.should_preconnect(&self.base.origin().ascii_serialization())
-        {
+        if self.health.is_near() {
             return Preconnect::default();
         }
         let mut url = self.server.root.clone();
@@ -212,7 +210,9 @@ impl Client {
         };
         // The manifest is requested meanwhile. The parts of the bootstrap, the config and the
         // lookup of a trace follow.
-        Preconnect::begin(self.health.clone(), join_all((0..=CONNECTIONS).map(ping)).map(drop))
+        self.pool.preconnect(&self.base.origin().ascii_serialization(), || {
+            Preconnect::begin(self.health.clone(), join_all((0..=CONNECTIONS).map(ping)).map(drop))
+        })
     }
 
     /// Returns whether the server has a referrers API, if that is known.

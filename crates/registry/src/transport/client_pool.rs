@@ -12,7 +12,9 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::transport::{CONNECTIONS, health::Health, protocol::Protocol, traffic::Traffic};
+use crate::transport::{
+    CONNECTIONS, health::Health, preconnect::Preconnect, protocol::Protocol, traffic::Traffic,
+};
 
 /// How long images share one client. A client reads the system's TLS roots once, and an added root
 /// must count without a restart. Idle connections end after 90 s.
@@ -49,8 +51,8 @@ struct Servers {
     /// Whether servers have the referrers API, and since when that is known. Entries stay after a
     /// server's last image is gone: few servers are used within the hour for which an entry counts.
     referrers_api: HashMap<String, (ReferrersApi, Instant)>,
-    /// When connections to a server were opened ahead.
-    prepared: HashMap<String, Instant>,
+    /// Connections to a server that were opened ahead, and when.
+    prepared: HashMap<String, (Preconnect, Instant)>,
     clients: Vec<SharedClient>,
     traffic: Arc<Traffic>,
 }
@@ -99,16 +101,17 @@ impl ClientPool {
         Ok(http)
     }
 
-    /// Returns whether the caller should preconnect to the server: not if that happened within the
-    /// last minute.
-    pub(crate) fn should_preconnect(&self, origin: &str) -> bool {
+    /// Returns the connections that were opened ahead within the last minute, else has them opened
+    /// by `begin`.
+    pub(crate) fn preconnect(
+        &self,
+        origin: &str,
+        begin: impl FnOnce() -> Preconnect,
+    ) -> Preconnect {
         let prepared = &mut self.lock().prepared;
-        prepared.retain(|_, when| when.elapsed() < WARM);
-        let is_warm = prepared.contains_key(origin);
-        if !is_warm {
-            prepared.insert(origin.to_owned(), Instant::now());
-        }
-        !is_warm
+        prepared.retain(|_, (_, when)| when.elapsed() < WARM);
+        let opened = prepared.entry(origin.to_owned());
+        opened.or_insert_with(|| (begin(), Instant::now())).0.clone()
     }
 
     /// Returns whether the server has a referrers API, if an answer of the last hour told.
@@ -162,12 +165,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn connections_are_opened_ahead_once_a_minute() {
         let pool = ClientPool::default();
-        assert!(pool.should_preconnect("http://a.example"));
-        assert!(pool.should_preconnect("http://b.example"));
+        let begins = |origin: &str| {
+            let mut begun = false;
+            pool.preconnect(origin, || {
+                begun = true;
+                Preconnect::default()
+            });
+            begun
+        };
+        assert!(begins("http://a.example"));
+        assert!(begins("http://b.example"));
         tokio::time::advance(WARM / 2).await;
-        assert!(!pool.should_preconnect("http://a.example"));
+        assert!(!begins("http://a.example"));
         tokio::time::advance(WARM / 2).await;
-        assert!(pool.should_preconnect("http://a.example"));
+        assert!(begins("http://a.example"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,10 +2,11 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use tokio::{
-    task::JoinHandle,
-    time::{sleep, timeout},
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
 };
+use tokio::time::{sleep, timeout};
 
 use crate::transport::health::{Health, NEAR_AT_FIRST};
 
@@ -13,9 +14,10 @@ use crate::transport::health::{Health, NEAR_AT_FIRST};
 /// than its request, and opening many takes longer than one.
 const BEHIND: Duration = Duration::from_millis(10);
 
-/// Connections being opened to a server during the first request; none by default.
-#[derive(Debug, Default)]
-pub struct Preconnect(Option<(Arc<Health>, JoinHandle<()>)>);
+/// Connections being opened to a server during the first request; none by default. Clones wait for
+/// the same connections.
+#[derive(Clone, Debug, Default)]
+pub struct Preconnect(Option<(Arc<Health>, Shared<BoxFuture<'static, ()>>)>);
 
 impl Preconnect {
     /// Has `open` done, unless the server turns out to be near.
@@ -32,7 +34,8 @@ impl Preconnect {
                 open.await;
             }
         });
-        Preconnect(Some((server, opening)))
+        // Goes on if nobody waits for it.
+        Preconnect(Some((server, opening.map(drop).boxed().shared())))
     }
 
     /// Waits briefly until the connections are open. Call it when the first answer has arrived:

@@ -1,6 +1,6 @@
 """Push, pull, create and ready of many images, for every way to bring them that is here.
 
-usage: lazuli-bench hello [--rounds N] [--shapes 0,1,2] [--contenders NAME,...] [--json FILE] [IMAGE...]
+usage: lazuli-bench hello [--rounds N] [--shapes 0,1,2] [--contenders NAME,...] [--secure] [--json FILE] [IMAGE...]
 
 Each image of the corpus is pushed to an empty registry in the form that each contender wants. Then it is pulled and
 started in a pod through containerd's CRI service, with its own command, until it is ready: a line, an answer over HTTP, or
@@ -56,6 +56,7 @@ def main(argv):
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shapes", default="0,1,2", help="their numbers, separated by commas")
     parser.add_argument("--contenders", help="names, separated by commas, besides overlayfs; all that are here, without variants, unless named")
+    parser.add_argument("--secure", action="store_true", help="the registry has TLS and a token service")
     parser.add_argument("--json", type=Path, default=REPOSITORY / "target/bench/hello.json")
     args = parser.parse_args(argv)
     need_root()
@@ -67,7 +68,7 @@ def main(argv):
               "missing": missing, "images": {}, "pushes": [], "starts": [], "warm": []}
     with scratch("hello") as work, fair_scheduling():
         for name in args.images:
-            with remote_registry(work / "registry") as server:
+            with remote_registry(work / "registry", args.secure) as server:
                 Image(name, directory / name, server, work, here, report).measure(shapes, args.rounds)
             shutil.rmtree(work / "registry")
             # What is measured stays, whatever becomes of the images to come.
@@ -156,11 +157,14 @@ class Image:
         print(f"{self.name}: {shape['name']}, {contender.title}: {said}", file=sys.stderr)
 
 
+@contextlib.contextmanager
 def far(server, shape):
     """The registry's address at this distance."""
     if shape["megabits"] is None:
-        return contextlib.nullcontext(server.address)
-    return link(server.address, shape["round_trip_ms"], shape["megabits"])
+        yield server.named(server.address)
+        return
+    with link(server.address, shape["round_trip_ms"], shape["megabits"]) as address:
+        yield server.named(address)
 
 
 def category(name):

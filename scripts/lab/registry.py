@@ -1,6 +1,8 @@
 """A private registry on loopback, and the traffic that its access log shows."""
 
 import contextlib
+import ctypes
+import os
 import re
 import socket
 import tempfile
@@ -8,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 
 from . import background, run
 
@@ -21,6 +24,8 @@ storage:
 http:
   addr: {address}
 """
+
+CLONE_NEWNS = 0x20000
 
 # Apache's combined log: … "GET /v2/app/blobs/sha256:… HTTP/1.1" 206 1048576 "" "agent"
 ACCESS = re.compile(rb'"(?P<method>[A-Z]+) (?P<path>\S+) HTTP/[\d.]+" (?P<status>\d{3}) (?P<bytes>\d+) ')
@@ -43,11 +48,13 @@ http {{
   scgi_temp_path {directory}/nginx-scgi;
   client_max_body_size 0;
   server {{
-    listen {address} backlog=4096;
+    listen {address} {protocol} backlog=4096;
+    {login}
     location / {{
       proxy_pass http://{registry};
       proxy_http_version 1.1;
       proxy_set_header Host $http_host;
+      proxy_set_header X-Forwarded-Proto $scheme;
       proxy_request_buffering off;
       proxy_buffering off;
     }}
@@ -59,6 +66,25 @@ http {{
     }}
   }}
 }}
+"""
+
+# What public registries add: TLS, and a token service that gives everybody the same token.
+LOGIN = """\
+ssl_certificate {directory}/certificate.pem;
+    ssl_certificate_key {directory}/key.pem;
+    set $may 0;
+    if ($http_authorization = "Bearer lab") {{ set $may 1; }}
+    if ($uri = /token) {{ set $may 1; }}
+    if ($may = 0) {{ return 401; }}
+    error_page 401 @challenge;
+    location @challenge {{
+      add_header WWW-Authenticate 'Bearer realm="https://$http_host/token",service="lab"' always;
+      return 401;
+    }}
+    location = /token {{
+      default_type application/json;
+      return 200 '{{"token": "lab", "expires_in": 3600}}';
+    }}
 """
 
 
@@ -74,12 +100,16 @@ class Registry:
     """A registry that is running. Counts are its own, so they are the same measure for every
     client."""
 
-    def __init__(self, directory, address):
-        self.address, self.log = address, directory / "access.log"
+    def __init__(self, directory, address, host="127.0.0.1"):
+        self.address, self.host, self.log = address, host, directory / "access.log"
+
+    def named(self, address):
+        """The name by which clients reach it at an address of loopback."""
+        return f"{self.host}:{address.rpartition(':')[2]}"
 
     def reference(self, name):
         """The reference of a tag (NAME:TAG) in this registry."""
-        return f"{self.address}/{name}"
+        return f"{self.named(self.address)}/{name}"
 
     def push(self, source, name):
         """Push what skopeo calls `source`; return its reference here."""
@@ -123,19 +153,48 @@ def registry(directory):
 
 
 @contextlib.contextmanager
-def remote_registry(directory):
+def remote_registry(directory, secure=False):
     """The same as if it were elsewhere: what it stores is in memory, because its disks and caches
     would be its own, and blobs are served by nginx. docker-registry takes 5 ms of a processor for
-    each, which the node that is measured would lack."""
+    each, which the node that is measured would lack. A secure one has TLS, and asks for a token;
+    programs that are started meanwhile trust its certificate."""
     directory.mkdir(parents=True)
     address, registry = free_address(), free_address()
     config = directory / "nginx.conf"
-    with tempfile.TemporaryDirectory(prefix="lazuli-registry-", dir="/dev/shm") as store:
-        config.write_text(STORAGE.format(directory=directory, store=store, address=address, registry=registry))
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(tempfile.TemporaryDirectory(prefix="lazuli-registry-", dir="/dev/shm"))
+        host, protocol, login = "127.0.0.1", "", ""
+        if secure:
+            host = stack.enter_context(trusted_host(directory))
+            protocol, login = "ssl", LOGIN.format(directory=directory)
+        config.write_text(STORAGE.format(directory=directory, store=store, address=address, registry=registry,
+                                         protocol=protocol, login=login))
         nginx = ["nginx", "-c", config, "-e", directory / "nginx.log"]
-        with serving(directory, store, registry, directory / "registry.log"):
-            with background(*nginx, log=directory / "nginx.log", ready=lambda: answers(address)):
-                yield Registry(directory, address)
+        stack.enter_context(serving(directory, store, registry, directory / "registry.log"))
+        stack.enter_context(background(*nginx, log=directory / "nginx.log", ready=lambda: answers(address)))
+        yield Registry(directory, address, host)
+
+
+@contextlib.contextmanager
+def trusted_host(directory):
+    """A name of loopback with a certificate that programs trust which are started in the block.
+    Clients use plain HTTP for names that say that they are loopback."""
+    host, certificate, hosts = "registry.lab", directory / "certificate.pem", directory / "hosts"
+    run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "7",
+        "-subj", f"/CN={host}", "-addext", f"subjectAltName=DNS:{host}", "-addext", "basicConstraints=critical,CA:FALSE",
+        "-keyout", directory / "key.pem", "-out", certificate)
+    hosts.write_text(f"{Path('/etc/hosts').read_text()}\n127.0.0.1 {host}\n")
+    # A mount namespace, so that the machine's /etc/hosts stays what it is.
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    run("mount", "--make-rslave", "/")
+    run("mount", "--bind", hosts, "/etc/hosts")
+    os.environ["SSL_CERT_FILE"] = str(certificate)
+    try:
+        yield host
+    finally:
+        del os.environ["SSL_CERT_FILE"]
+        run("umount", "/etc/hosts")
 
 
 def serving(directory, store, address, log):
@@ -151,9 +210,11 @@ def free_address():
 
 
 def answers(address):
-    """Whether a registry speaks at an address."""
+    """Whether a registry speaks at an address; one with TLS says that it has."""
     try:
         with urllib.request.urlopen(f"http://{address}/v2/", timeout=1):
             return True
+    except urllib.error.HTTPError as error:
+        return error.code == 400
     except (urllib.error.URLError, OSError):
         return False

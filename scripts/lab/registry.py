@@ -189,11 +189,13 @@ def trusted_host(directory):
         raise OSError(ctypes.get_errno(), "unshare")
     run("mount", "--make-rslave", "/")
     run("mount", "--bind", hosts, "/etc/hosts")
+    before = dict(os.environ)
     os.environ["SSL_CERT_FILE"] = str(certificate)
     try:
         yield host
     finally:
-        del os.environ["SSL_CERT_FILE"]
+        os.environ.clear()
+        os.environ.update(before)
         run("umount", "/etc/hosts")
 
 

@@ -159,8 +159,7 @@ fn version_of(directory: &[u8]) -> Version {
 pub(super) fn choose(directories: Vec<Vec<u8>>, least: &Version) -> Option<Vec<u8>> {
     let of = |directory: &Vec<u8>| version_of(directory);
     let fitting = directories.iter().filter(|directory| of(directory) >= *least);
-    let minor =
-        fitting.map(|directory| of(directory)).map(|[major, minor, _]| [major, minor]).min();
+    let minor = fitting.map(of).map(|[major, minor, _]| [major, minor]).min();
     let Some(minor) = minor else { return newest(directories) };
     newest(directories.into_iter().filter(|directory| of(directory)[..2] == minor).collect())
 }

@@ -128,5 +128,5 @@ pub(super) fn launched(program: &[u8]) -> Option<&'static [u8]> {
 }
 
 /// The variables in which interpreters look for directories with modules.
-pub(super) const MODULE_PATHS: [&str; 5] =
-    ["PYTHONPATH", "NODE_PATH", "RUBYLIB", "PERL5LIB", "ERL_LIBS"];
+pub(super) const MODULE_PATHS: [&str; 6] =
+    ["PYTHONPATH", "NODE_PATH", "RUBYLIB", "PERL5LIB", "ERL_LIBS", "MONO_PATH"];

@@ -18,7 +18,7 @@ pub(super) const EVERY_CONTAINER: [&str; 4] =
     ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"];
 
 /// Seen in starts of the images in docs/measurements/prefetch.md.
-const HABITS: [Habit; 16] = [
+const HABITS: [Habit; 19] = [
     Habit { of: &["ld-linux*"], reads: &["/etc/ld.so.cache", "/etc/ld.so.preload"] },
     Habit { of: &["libc.so*"], reads: &["$DIR/gconv/gconv-modules.cache"] },
     Habit {
@@ -101,6 +101,17 @@ const HABITS: [Habit; 16] = [
             "$DIR/../conf/net.properties",
         ],
     },
+    Habit { of: &["libhostpolicy.so"], reads: &["/etc/os-release"] },
+    Habit {
+        of: &["libSystem.Globalization.Native.so", "System.Globalization.Native.so"],
+        // ICU, and the index of its data, of which little else is read.
+        reads: &[
+            "/usr/lib/*-linux-*/libicuuc.so.*|/usr/lib/libicuuc.so.*|/usr/lib64/libicuuc.so.*",
+            "/usr/lib/*-linux-*/libicui18n.so.*|/usr/lib/libicui18n.so.*|/usr/lib64/libicui18n.so.*",
+            "/usr/lib/*-linux-*/libicudata.so.*|/usr/lib/libicudata.so.*|/usr/lib64/libicudata.so.*",
+        ],
+    },
+    Habit { of: &["mono*"], reads: &["/etc/mono/config", "$DIR/../lib/mono/4.5/mscorlib.dll"] },
     Habit {
         of: &["nginx"],
         reads: &[

@@ -118,6 +118,12 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             more.extend(places.map(|place| [place, ending].concat()));
         }
         let more = more.join(&b':');
+        let root = self.process.variable("DOTNET_ROOT");
+        let hosted = imports::dotnet(&mut self.paths, program, &scripts, root);
+        if let Some((configuration, imports)) = hosted {
+            scripts.iter().for_each(|script| self.want(script));
+            return self.visit_module(configuration, &Arc::new(imports));
+        }
         let imports = Imports::of(&mut self.paths, program, applications, words, &more);
         let Some(imports) = imports else {
             scripts.iter().for_each(|script| self.want(script));
@@ -189,6 +195,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         for import in found {
             match import {
                 Import::Module(file) => self.visit_module(file, imports),
+                Import::Within(file, imports) => self.visit_module(file, &Arc::new(imports)),
                 Import::Library(file) => self.visit(file, Role::Library(Asker::default())),
                 Import::Data(file) => self.want(&file),
                 Import::Listed(file) if self.loads_listed => self.visit_module(file, imports),

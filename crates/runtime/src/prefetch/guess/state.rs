@@ -49,10 +49,11 @@ pub(super) const HEAD: u64 = 1 << 20;
 const TAIL: u64 = 2 << 20;
 
 /// Maximum size of a Java archive beside the one that is run to be read whole. Of bigger ones, both
-/// ends are read: the type, and the directory of their files.
+/// ends are read: the type, and the directory of their files. Of .NET's assemblies, so many bytes
+/// are looked into.
 pub(super) const ARCHIVE: u64 = 4 << 20;
 
-/// Limit of the bytes to read of a module or script, other than an archive.
+/// Limit of the bytes to read of another module or script.
 const TEXT: u64 = 128 << 10;
 
 /// Bytes of a file with directories for the dynamic linker.
@@ -74,7 +75,7 @@ impl Visit {
     /// The bytes of the file that are read of a text, or of a program before its tables.
     pub(super) fn bytes(&self) -> u64 {
         let limit = match &self.role {
-            Role::Module(imports) if imports.is_java() => ARCHIVE,
+            Role::Module(imports) if imports.has_tables() => ARCHIVE,
             _ => TEXT,
         };
         self.file.size.min(limit)

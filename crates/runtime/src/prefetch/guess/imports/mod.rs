@@ -8,6 +8,7 @@
 //! Nothing is executed. Conditional imports count as well; names computed from data don't, unless
 //! the data is a text that names a module.
 
+mod dotnet;
 mod erlang;
 mod java;
 mod javascript;
@@ -20,12 +21,13 @@ mod text;
 
 use super::paths::{Found, Paths, matches};
 
-#[cfg(test)]
-pub(super) use self::java::forge as java_forge;
 pub(super) use self::{
+    dotnet::dotnet,
     java::{Classes, Place, main_class, main_of},
     shell::{Started, run as shell},
 };
+#[cfg(test)]
+pub(super) use self::{dotnet::forge as dotnet_forge, java::forge as java_forge};
 
 /// A language whose modules name others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,11 +40,13 @@ pub(super) enum Language {
     R,
     Erlang,
     Java,
+    DotNet,
+    Mono,
 }
 
 /// Interpreters by their real names, with their search paths for modules: `$DIR` is their directory
 /// and `$NAME` their name. Paths missing from the image are left out.
-const INTERPRETERS: [(&str, Language, &[&str]); 11] = [
+const INTERPRETERS: [(&str, Language, &[&str]); 12] = [
     (
         "python*",
         Language::Python,
@@ -119,6 +123,7 @@ const INTERPRETERS: [(&str, Language, &[&str]); 11] = [
     ("java", Language::Java, &["$DIR/../lib"]),
     ("javac", Language::Java, &["$DIR/../lib"]),
     ("jar", Language::Java, &["$DIR/../lib"]),
+    ("mono*", Language::Mono, &["$DIR/../lib/mono/4.5", "$DIR/../lib/mono/4.5/Facades"]),
 ];
 
 /// Directories that are searched for the modules of one program.
@@ -128,7 +133,7 @@ const ROOTS: usize = 2048;
 pub(super) const IMAGE: &[u8] = b"modules";
 
 /// A program whose modules can be followed.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Imports {
     language: Language,
     /// Directories that are searched for modules, in order.
@@ -144,6 +149,8 @@ pub(super) struct Imports {
 pub(super) enum Import {
     /// A module, which may import others.
     Module(Found),
+    /// A module with imports of its own.
+    Within(Found, Imports),
     /// A library, with libraries of its own.
     Library(Found),
     /// Something else that is read.
@@ -197,6 +204,11 @@ impl Imports {
         self.language == Language::Java
     }
 
+    /// Returns whether names are in tables anywhere in a module, not at its beginning.
+    pub(super) fn has_tables(&self) -> bool {
+        matches!(self.language, Language::Java | Language::DotNet | Language::Mono)
+    }
+
     /// The imports of the module `file`, whose first bytes are `bytes`.
     pub(super) fn follow(
         &self,
@@ -229,6 +241,10 @@ impl Imports {
             Language::Erlang if file.name().ends_with(b".boot") => self.follow_boot(paths, bytes),
             Language::Erlang => self.follow_plugins(paths, bytes),
             Language::Java => java::follow_archive(paths, file, bytes),
+            Language::DotNet if file.name().ends_with(b".json") => {
+                self.follow_configuration(paths, file, bytes)
+            }
+            Language::DotNet | Language::Mono => self.follow_assembly(paths, file, bytes),
         }
     }
 
@@ -303,7 +319,7 @@ fn ancestors(directory: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 #[cfg(fuzzing)]
 pub(crate) mod fuzz {
-    use super::{Started, erlang, java, pyc, shell, text};
+    use super::{Started, dotnet, erlang, java, pyc, shell, text};
 
     /// Every parser of modules over the same bytes.
     pub fn imports(bytes: &[u8]) {
@@ -317,6 +333,7 @@ pub(crate) mod fuzz {
         text::perl(bytes);
         text::r(bytes);
         text::r_needs(bytes);
+        dotnet::fuzz(bytes);
         erlang::fuzz(bytes);
         java::fuzz(bytes);
         let sources = [(b"/source".to_vec(), bytes.to_vec())].into();

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{
-    super::imports::java_forge,
+    super::imports::{dotnet_forge, java_forge},
     LIBC, LINKER,
     forge::{Image, program, shared},
     sorted, usual,
@@ -416,4 +416,133 @@ fn erlang_in_embedded_mode_brings_all_modules_of_its_boot_file() {
         "/opt/release/releases/1/start.boot",
     ];
     assert_eq!(guessed(&image, &command, program), expected);
+}
+
+/// An installation of .NET in two versions, and a program in /srv.
+fn with_dotnet() -> Image {
+    let mut image = usual()
+        .program("/usr/lib/dotnet/dotnet", &program(&[]))
+        .link("/usr/bin/dotnet", "../lib/dotnet/dotnet")
+        .file("/usr/lib/dotnet/host/fxr/9.0.1/libhostfxr.so", &shared(&[]))
+        .file("/usr/lib/dotnet/host/fxr/8.0.2/libhostfxr.so", &shared(&[]))
+        .file("/srv/app.runtimeconfig.json", CONFIGURATION)
+        .file("/srv/app.deps.json", b"{}")
+        .file("/srv/app.dll", &dotnet_forge::assembly(&["System.Runtime", "Own"], &[]))
+        .file("/srv/Own.dll", &dotnet_forge::assembly(&["Deep"], &["native"]))
+        .file("/srv/Deep.dll", &dotnet_forge::assembly(&["Deeper"], &[]))
+        .file("/srv/Deeper.dll", &dotnet_forge::assembly(&[], &[]))
+        .file("/srv/libnative.so", &shared(&[]));
+    for version in ["8.0.2", "9.0.1"] {
+        let framework = format!("/usr/lib/dotnet/shared/Microsoft.NETCore.App/{version}");
+        image = image
+            .file(&format!("{framework}/Microsoft.NETCore.App.deps.json"), b"{}")
+            .file(&format!("{framework}/libhostpolicy.so"), &shared(&[]))
+            .file(&format!("{framework}/libcoreclr.so"), &shared(&[]))
+            .file(&format!("{framework}/System.Private.CoreLib.dll"), b"MZ")
+            .file(&format!("{framework}/System.Runtime.dll"), b"MZ")
+            .file(&format!("{framework}/System.Unused.dll"), b"MZ");
+    }
+    image
+}
+
+const CONFIGURATION: &[u8] = br#"{"runtimeOptions": {"framework":
+    {"name": "Microsoft.NETCore.App", "version": "8.0.0"}}}"#;
+
+/// What is guessed with it, without programs.
+const WITH_DOTNET: [&str; 12] = [
+    "/srv/Deep.dll",
+    "/srv/Own.dll",
+    "/srv/app.deps.json",
+    "/srv/app.dll",
+    "/srv/app.runtimeconfig.json",
+    "/srv/libnative.so",
+    "/usr/lib/dotnet/host/fxr/9.0.1/libhostfxr.so",
+    "/usr/lib/dotnet/shared/Microsoft.NETCore.App/8.0.2/Microsoft.NETCore.App.deps.json",
+    "/usr/lib/dotnet/shared/Microsoft.NETCore.App/8.0.2/System.Private.CoreLib.dll",
+    "/usr/lib/dotnet/shared/Microsoft.NETCore.App/8.0.2/System.Runtime.dll",
+    "/usr/lib/dotnet/shared/Microsoft.NETCore.App/8.0.2/libcoreclr.so",
+    "/usr/lib/dotnet/shared/Microsoft.NETCore.App/8.0.2/libhostpolicy.so",
+];
+
+/// The guesses for `command` in `/srv`, without the program and what each program brings.
+fn guessed_of_dotnet(image: &Image, command: &[&str], program: &str) -> Vec<String> {
+    let mut found = guessed(image, command, program);
+    found.retain(|path| path != LINKER && path != LIBC);
+    found
+}
+
+#[test]
+fn dotnet_brings_its_run_time_and_two_steps_of_assemblies() {
+    let image = with_dotnet();
+    for command in [&["dotnet", "app.dll"][..], &["dotnet", "exec", "/srv/app.dll", "serve"]] {
+        assert_eq!(guessed_of_dotnet(&image, command, "/usr/lib/dotnet/dotnet"), WITH_DOTNET);
+    }
+    let configured = with_dotnet().program("/srv/app", &program(&[]));
+    assert_eq!(guessed_of_dotnet(&configured, &["./app"], "/srv/app"), WITH_DOTNET);
+}
+
+#[test]
+fn a_program_of_dotnet_finds_the_installation_that_its_environment_names() {
+    let image = usual()
+        .program("/srv/app", &program(&[]))
+        .file("/srv/app.runtimeconfig.json", CONFIGURATION)
+        .file("/opt/net/shared/Microsoft.NETCore.App/8.1.0/libcoreclr.so", &shared(&[]));
+    let config = json!({ "config": { "Cmd": ["/srv/app"], "Env": ["DOTNET_ROOT=/opt/net"] } });
+    let guessed = image.guessed(&config);
+    let library = "/opt/net/shared/Microsoft.NETCore.App/8.1.0/libcoreclr.so";
+    assert!(guessed.iter().any(|path| path == library), "{guessed:?}");
+}
+
+#[test]
+fn a_program_of_dotnet_may_have_its_run_time_beside_it() {
+    let image = usual()
+        .program("/srv/app", &program(&[]))
+        .file(
+            "/srv/app.runtimeconfig.json",
+            br#"{"runtimeOptions": {"includedFrameworks": [
+                {"name": "Microsoft.NETCore.App", "version": "8.0.0"}]}}"#,
+        )
+        .file("/srv/app.dll", &dotnet_forge::assembly(&["System.Runtime"], &[]))
+        .file("/srv/System.Runtime.dll", b"MZ")
+        .file("/srv/System.Unused.dll", b"MZ")
+        .file("/srv/libhostfxr.so", &shared(&[]))
+        .file("/srv/libcoreclr.so", &shared(&[]));
+    let expected = [
+        "/srv/System.Runtime.dll",
+        "/srv/app.dll",
+        "/srv/app.runtimeconfig.json",
+        "/srv/libcoreclr.so",
+        "/srv/libhostfxr.so",
+    ];
+    assert_eq!(guessed_of_dotnet(&image, &["./app"], "/srv/app"), expected);
+}
+
+#[test]
+fn mono_brings_assemblies_of_its_own_directories() {
+    let core = "/usr/lib/mono/gac/System.Core/4.0.0.0__b7/System.Core.dll";
+    let image = usual()
+        .program("/usr/bin/mono-sgen", &program(&[]))
+        .link("/usr/bin/mono", "mono-sgen")
+        .program("/usr/bin/tool", b"#!/bin/sh\nexec /usr/bin/mono /srv/tool.exe \"$@\"\n")
+        .file("/srv/tool.exe", &dotnet_forge::assembly(&["mscorlib", "System.Core", "Own"], &[]))
+        .file("/srv/lib/Own.dll", &dotnet_forge::assembly(&["Cached"], &[]))
+        .file("/usr/lib/mono/4.5/mscorlib.dll", b"MZ")
+        .file("/usr/lib/mono/4.5/System.Unused.dll", b"MZ")
+        .file(core, b"MZ")
+        .link("/usr/lib/mono/4.5/System.Core.dll", "../gac/System.Core/4.0.0.0__b7/System.Core.dll")
+        .file("/usr/lib/mono/gac/Cached/1.0.0.0__b7/Cached.dll", b"MZ")
+        .file("/etc/mono/config", b"<configuration/>");
+    let expected = [
+        "/etc/mono/config",
+        "/srv/lib/Own.dll",
+        "/srv/tool.exe",
+        "/usr/bin/mono-sgen",
+        "/usr/lib/mono/4.5/mscorlib.dll",
+        "/usr/lib/mono/gac/Cached/1.0.0.0__b7/Cached.dll",
+        core,
+    ];
+    let config = json!({ "config": { "Cmd": ["tool"], "Env": ["MONO_PATH=/srv/lib"] } });
+    let mut found = sorted(image.guessed(&config));
+    found.retain(|path| expected.contains(&path.as_str()) || path.contains("mono"));
+    assert_eq!(found, expected);
 }

@@ -2,8 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use aws_lc_rs::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
-use sha2::Digest as _;
 
 /// A digest algorithm with 32 bytes of output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,7 +34,7 @@ impl Algorithm {
     pub fn hasher(self) -> Hasher {
         match self {
             Algorithm::Blake3 => Hasher(HasherState::Blake3(Box::default())),
-            Algorithm::Sha256 => Hasher(HasherState::Sha256(sha2::Sha256::new())),
+            Algorithm::Sha256 => Hasher(HasherState::Sha256(Context::new(&SHA256))),
         }
     }
 }
@@ -132,13 +132,19 @@ impl<'de> Deserialize<'de> for Digest {
 }
 
 /// An incremental digest computation, see [`Algorithm::hasher`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Hasher(HasherState);
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 enum HasherState {
     Blake3(Box<blake3::Hasher>),
-    Sha256(sha2::Sha256),
+    Sha256(Context),
+}
+
+impl fmt::Debug for Hasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hasher").finish_non_exhaustive()
+    }
 }
 
 impl Hasher {
@@ -156,7 +162,11 @@ impl Hasher {
     pub fn finish(self) -> Digest {
         match self.0 {
             HasherState::Blake3(hasher) => Digest::blake3(*hasher.finalize().as_bytes()),
-            HasherState::Sha256(hasher) => Digest::sha256(hasher.finalize().into()),
+            HasherState::Sha256(hasher) => {
+                let mut hash = [0; 32];
+                hash.copy_from_slice(hasher.finish().as_ref());
+                Digest::sha256(hash)
+            }
         }
     }
 }

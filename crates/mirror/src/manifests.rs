@@ -237,14 +237,11 @@ impl Mirror {
 async fn fetch(mirror: Arc<Mirror>, session: Arc<Session>, reference: Reference) -> Fetched {
     let _permit = mirror.permits.at(reference.registry()).await;
     let repository = session.at(&reference)?;
-    let is_tag = matches!(reference.selector(), Selector::Tag(_));
-    if is_tag {
-        // A pull begins, which goes on with several requests at a time.
-        drop(repository.request_policy().preconnect());
-    }
+    // A pull goes on with several requests at a time.
+    drop(repository.request_policy().preconnect());
     let mut document = session.heard(repository.document(None).await)?;
     let mut life = DIGEST_LIFE;
-    if is_tag {
+    if let Selector::Tag(_) = reference.selector() {
         life = TAG_LIFE;
         document = lazy(&mirror, &session, &reference, &*repository, document).await;
         // Clients ask for it by its digest next.

@@ -44,23 +44,21 @@ async fn each_object_of_a_pull_is_asked_for_once() {
 
 /// A pull goes on with several requests at a time, and each new connection costs a round trip.
 #[tokio::test]
-async fn connections_are_opened_while_a_tag_is_resolved() {
-    let scene = Scene::new().await;
-    let [index, ..] = scene.put_image("1", b"layer");
-    let slow = || Fault::Latency(Duration::from_millis(300));
-    scene.registry.fault("GET", &format!("/manifests/{index}"), 1, slow());
-    assert_eq!(scene.get(&format!("manifests/{index}")).await.status(), 200);
-    assert_eq!(scene.registry.stats().pings, 0, "a digest may be asked for at any time");
-    let scene = Scene::new().await;
-    scene.put_image("1", b"layer");
-    scene.registry.fault("GET", "/manifests/1", 1, slow());
-    assert_eq!(scene.get("manifests/1").await.status(), 200);
-    let pinged = async {
-        while scene.registry.stats().pings == 0 {
-            sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(Duration::from_secs(20), pinged).await.expect("connections that are opened ahead");
+async fn connections_are_opened_while_a_name_is_resolved() {
+    for by_digest in [false, true] {
+        let scene = Scene::new().await;
+        let [index, ..] = scene.put_image("1", b"layer");
+        let name = if by_digest { index.to_string() } else { "1".to_owned() };
+        let slow = Fault::Latency(Duration::from_millis(300));
+        scene.registry.fault("GET", &format!("/manifests/{name}"), 1, slow);
+        assert_eq!(scene.get(&format!("manifests/{name}")).await.status(), 200);
+        let pinged = async {
+            while scene.registry.stats().pings == 0 {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), pinged).await.expect("connections that are opened ahead");
+    }
 }
 
 #[tokio::test]

@@ -81,9 +81,9 @@ impl Admission {
 }
 
 impl Images {
-    /// Waits for `admission`. The metadata for the mount is fetched meanwhile and afterwards, unless
-    /// it is on its way, and the image's blobs are looked for with its `login`: containerd requests
-    /// the mount as soon as it has its answer.
+    /// Waits for `admission`. The image's blobs are looked for with its `login` meanwhile, and the
+    /// metadata for the mount is fetched unless that is under way: containerd requests the mount as
+    /// soon as it has its answer.
     pub(in crate::daemon) async fn admit_ahead(
         &self,
         request: &MountRequest,

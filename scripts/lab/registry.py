@@ -49,6 +49,7 @@ http {{
   client_max_body_size 0;
   server {{
     listen {address} {protocol} backlog=4096;
+    listen {other} {protocol};
     {login}
     location / {{
       proxy_pass http://{registry};
@@ -100,8 +101,8 @@ class Registry:
     """A registry that is running. Counts are its own, so they are the same measure for every
     client."""
 
-    def __init__(self, directory, address, host="127.0.0.1"):
-        self.address, self.host, self.log = address, host, directory / "access.log"
+    def __init__(self, directory, address, host="127.0.0.1", other=None):
+        self.address, self.host, self.other, self.log = address, host, other, directory / "access.log"
 
     def named(self, address):
         """The name by which clients reach it at an address of loopback."""
@@ -157,9 +158,10 @@ def remote_registry(directory, secure=False):
     """The same as if it were elsewhere: what it stores is in memory, because its disks and caches
     would be its own, and blobs are served by nginx. docker-registry takes 5 ms of a processor for
     each, which the node that is measured would lack. A secure one has TLS, and asks for a token;
-    programs that are started meanwhile trust its certificate."""
+    programs that are started meanwhile trust its certificate. At its `other` address it is another
+    registry for clients, which share neither connections nor logins with the first."""
     directory.mkdir(parents=True)
-    address, registry = free_address(), free_address()
+    address, other, registry = free_address(), free_address(), free_address()
     config = directory / "nginx.conf"
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(tempfile.TemporaryDirectory(prefix="lazuli-registry-", dir="/dev/shm"))
@@ -167,12 +169,12 @@ def remote_registry(directory, secure=False):
         if secure:
             host = stack.enter_context(trusted_host(directory))
             protocol, login = "ssl", LOGIN.format(directory=directory)
-        config.write_text(STORAGE.format(directory=directory, store=store, address=address, registry=registry,
-                                         protocol=protocol, login=login))
+        config.write_text(STORAGE.format(directory=directory, store=store, address=address, other=other,
+                                         registry=registry, protocol=protocol, login=login))
         nginx = ["nginx", "-c", config, "-e", directory / "nginx.log"]
         stack.enter_context(serving(directory, store, registry, directory / "registry.log"))
         stack.enter_context(background(*nginx, log=directory / "nginx.log", ready=lambda: answers(address)))
-        yield Registry(directory, address, host)
+        yield Registry(directory, address, host, other)
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ CRI_1 = """
   stream_server_port = "0"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{work}"
-    conf_dir = "{work}"
+    conf_dir = "{work}/cni"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "{snapshotter}"
     disable_snapshot_annotations = false
@@ -57,7 +57,7 @@ CRI_2 = """
   restrict_oom_score_adj = true
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = ["{work}"]
-    conf_dir = "{work}"
+    conf_dir = "{work}/cni"
 [[plugins."io.containerd.transfer.v1.local".unpack_config]]
   platform = "linux/amd64"
   snapshotter = "{snapshotter}"
@@ -184,6 +184,8 @@ def node(work, contender, **environment):
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)
         work.joinpath("service").mkdir()
+        # containerd watches this directory and logs what happens in it, so no log may be there.
+        work.joinpath("cni").mkdir()
         service = stack.enter_context(contender.service(work / "service"))
         this = Node(work, service)
         config = work / "containerd.toml"

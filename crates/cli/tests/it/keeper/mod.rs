@@ -84,8 +84,10 @@ fn kill(pid: Pid) {
 }
 
 /// Kills both at the same instant: neither gets to replace the other. A thread runs on until it is
-/// scheduled with the signal, so all have to have stopped first.
-pub(crate) fn kill_both(pids: [Pid; 2]) {
+/// scheduled with the signal, so all have to have stopped first. The worker is killed before the
+/// keeper: the kernel continues a stopped process group when the parent of its leader ends.
+pub(crate) fn kill_both([keeper, worker]: [Pid; 2]) {
+    let pids = [worker, keeper];
     for pid in pids {
         kill_process(pid, Signal::STOP).unwrap();
     }

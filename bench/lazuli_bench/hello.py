@@ -15,7 +15,7 @@ new connection begins with a window of ten segments that doubles with every roun
   20 ms, 1 Gbit/s     another region's registry
   50 ms, 100 Mbit/s   another continent's
 
-Images are pushed once, over the second of these. `warm` is the same start once more where all is local and cached.
+Images are pushed once, over the second of these. `warm` is the same start once more where all is local and cached; `local` is one where all is local and no page is cached.
 Processor seconds are those of containerd and the snapshotter's processes, from the pull to ready.
 
 The bound, if busybox is measured on loopback too, is what no node undercuts: a warm start, containerd's pull of busybox (1
@@ -72,7 +72,8 @@ def main(argv):
     report = {"containerd": containerd_version(), "shaper": SHAPER, "rounds": args.rounds, "shapes": shapes,
               "round_trips": 7 if args.secure else 4,
               "contenders": [{"name": c.name, "title": c.title, "version": c.version()} for c in here],
-              "missing": missing, "images": {}, "pushes": [], "starts": [], "warm": []}
+              "missing": missing, "images": {}, "pushes": [], "starts": [], "warm": [],
+              "local": []}
     with scratch("hello") as work, fair_scheduling():
         for name in args.images:
             with remote_registry(work / "registry", args.secure) as server:
@@ -141,15 +142,17 @@ class Image:
         return push
 
     def warm(self, rounds):
-        """The start when everything is local, unpacked and cached."""
+        """The start when everything is local and unpacked, cached and not."""
         plain = self.contenders[0]
         reference = self.server.reference(f"{plain.form}:{self.name}")
         with node(self.work / "node", plain) as this:
             this.start(self.server, reference, self.ready)
             for _ in range(rounds):
-                began = time.time()
-                _, done = this.run(reference, self.ready)
-                self.report["warm"].append({"image": self.name, "seconds": done - began})
+                for what, prepare in (("warm", list), ("local", drop_caches)):
+                    prepare()
+                    began = time.time()
+                    _, done = this.run(reference, self.ready)
+                    self.report[what].append({"image": self.name, "seconds": done - began})
 
     def start(self, contender, shape, address, turn):
         """One cold start."""

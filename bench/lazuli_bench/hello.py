@@ -15,8 +15,9 @@ new connection begins with a window of ten segments that doubles with every roun
   20 ms, 1 Gbit/s     another region's registry
   50 ms, 100 Mbit/s   another continent's
 
-Images are pushed once, over the second of these. `warm` is the same start once more where all is local and cached; `local` is one where all is local and no page is cached.
-Processor seconds are those of containerd and the snapshotter's processes, from the pull to ready.
+Images are pushed once, over the second of these. `warm` is the same start once more where all is local and cached,
+`local` where all is local and no page is cached. Processor seconds are those of containerd and the snapshotter's
+processes, from the pull to ready.
 
 The bound, if busybox is measured on loopback too, is what no node undercuts: a warm start, containerd's pull of busybox (1
 MB) on loopback, the fewest bytes that any contender fetched, at full bandwidth, and the protocol's round trips: connection,
@@ -72,8 +73,7 @@ def main(argv):
     report = {"containerd": containerd_version(), "shaper": SHAPER, "rounds": args.rounds, "shapes": shapes,
               "round_trips": 7 if args.secure else 4,
               "contenders": [{"name": c.name, "title": c.title, "version": c.version()} for c in here],
-              "missing": missing, "images": {}, "pushes": [], "starts": [], "warm": [],
-              "local": []}
+              "missing": missing, "images": {}, "pushes": [], "starts": [], "warm": [], "local": []}
     with scratch("hello") as work, fair_scheduling():
         for name in args.images:
             with remote_registry(work / "registry", args.secure) as server:
@@ -148,8 +148,9 @@ class Image:
         with node(self.work / "node", plain) as this:
             this.start(self.server, reference, self.ready)
             for _ in range(rounds):
-                for what, prepare in (("warm", list), ("local", drop_caches)):
-                    prepare()
+                for what in ("warm", "local"):
+                    if what == "local":
+                        drop_caches()
                     began = time.time()
                     _, done = this.run(reference, self.ready)
                     self.report[what].append({"image": self.name, "seconds": done - began})

@@ -19,9 +19,9 @@ Images are pushed once, over the second of these. `warm` is the same start once 
 `local` where all is local and no page is cached. Processor seconds are those of containerd and the snapshotter's
 processes, from the pull to ready.
 
-The bound, if busybox is measured on loopback too, is what no node undercuts: a warm start, containerd's pull of busybox (1
-MB) on loopback, the fewest bytes that any contender fetched, at full bandwidth, and the protocol's round trips: connection,
-manifest, metadata and data; with --secure also TLS, a refusal and a token.
+The bound is what no node undercuts: a warm start, the fewest bytes that any lazy contender fetched, at full bandwidth, and
+the protocol's round trips: connection, manifest, metadata and data; with --secure also TLS, a refusal and a token. If busybox
+is measured on loopback too, it includes containerd's pull of it there (1 MB).
 """
 
 import argparse
@@ -34,7 +34,7 @@ import time
 import tomllib
 from pathlib import Path
 
-from lab import REPOSITORY, CommandFailed, corpus, drop_caches, fair_scheduling, median, megabytes, need_root, run, scratch, table
+from lab import REPOSITORY, CommandFailed, corpus, drop_caches, fair_scheduling, megabytes, need_root, run, scratch, table
 from lab.coldstart import image_size
 from lab.containerd import PAUSE, containerd_version, cri_program, node
 from lab.link import link
@@ -44,6 +44,8 @@ from lab.workload import ready_when
 
 from . import results
 from .contenders import ABSENT, contenders
+from .report.hello import Hello
+from .report.markdown import fixed
 
 SHAPES = [{"name": "loopback", "round_trip_ms": 0, "megabits": None},
           {"name": "20 ms, 1 Gbit/s", "round_trip_ms": 20, "megabits": 1000},
@@ -198,33 +200,14 @@ def used_by_children():
 
 def summary(report):
     """Tables for each shape: seconds until each image was ready, and how often the bound that is."""
-    text, names = [], [contender["name"] for contender in report["contenders"]]
-    for shape in report["shapes"]:
+    hello, text = Hello(report), []
+    for shape in hello.shapes:
         rows, multiples = [], []
-        for image in report["images"]:
-            found = [seconds(report, image, name, shape["name"], "ready_s") for name in names]
-            rows.append([image, *(f"{ready:.2f}" if ready else "–" for ready in found)])
-            if least := bound(report, image, shape):
-                multiples.append([image, f"{least:.2f}", *(f"{ready / least:.2f}" if ready else "–" for ready in found)])
-        text.append(f"\n{shape['name']}: seconds from the pull to ready\n\n{table(['image', *names], rows)}")
-        if multiples:
-            text.append(f"\n{shape['name']}: multiples of the bound\n\n{table(['image', 'bound s', *names], multiples)}")
+        for image in hello.images:
+            found = [hello.ready(shape, name, image) for name in hello.contenders]
+            rows.append([image, *map(fixed, found)])
+            if least := hello.bound(shape, image):
+                multiples.append([image, fixed(least), *(fixed(ready and ready / least) for ready in found)])
+        text.append(f"\n{shape}: seconds from the pull to ready\n\n{table(['image', *hello.contenders], rows)}")
+        text.append(f"\n{shape}: multiples of the bound\n\n{table(['image', 'bound s', *hello.contenders], multiples)}")
     return "\n".join(text)
-
-
-def seconds(report, image, contender, shape, what):
-    """The median of a contender's starts of an image, if there were any."""
-    found = [start[what] for start in report["starts"] if what in start
-             and (start["image"], start["contender"], start["shape"]) == (image, contender, shape)]
-    return median(found) if found else None
-
-
-def bound(report, image, shape):
-    """Seconds that no start undercuts, if they are known."""
-    pull = seconds(report, "busybox", "overlayfs", SHAPES[0]["name"], "pull_s")
-    if pull is None:
-        return None
-    fewest = min(start["bytes"] for start in report["starts"] if start["image"] == image and "bytes" in start)
-    warm = median([start["seconds"] for start in report["warm"] if start["image"] == image])
-    bandwidth = fewest * 8 / (shape["megabits"] * 1e6) if shape["megabits"] else 0
-    return warm + pull + bandwidth + report["round_trips"] * shape["round_trip_ms"] / 1000

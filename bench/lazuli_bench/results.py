@@ -3,16 +3,23 @@
 import datetime
 import json
 import shlex
+import subprocess
 
-from lab import machine
+from lab import REPOSITORY, machine
 
 
 def write(path, verb, argv, **fields):
-    """Write the result of a verb: what it was asked, when, on which machine, and its own fields."""
+    """Write the result of a verb: what it was asked, when, of which commit, on which machine, and its own fields."""
     head = {"schema": f"lazuli-bench/{verb}/1", "command": shlex.join(["lazuli-bench", verb, *without_json(argv)]),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine()}
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit(), "machine": machine()}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(head | fields, indent=1) + "\n")
+
+
+def commit():
+    """The benchmark's own, marked if files were changed; None where there is no git repository."""
+    asked = subprocess.run(["git", "-C", REPOSITORY, "describe", "--always", "--dirty", "--abbrev=7"], capture_output=True, text=True)
+    return asked.stdout.strip() or None
 
 
 def without_json(argv):

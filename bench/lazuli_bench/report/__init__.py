@@ -1,4 +1,4 @@
-"""Makes one HTML page, and the README's pictures, from results of the other verbs.
+"""Makes one HTML page, the README's pictures, and tables for documents, from results of the other verbs.
 
 The page needs nothing but itself: its style and its plots are inside, and there are no scripts.
 What the results look like is in schema.md.
@@ -11,11 +11,12 @@ from pathlib import Path
 
 from . import hello_costs, hello_times, others, words
 from .hello import Hello
+from .markdown import markdown
 from .page import page
 from .palette import Palette
 from .pictures import pictures
 
-USAGE = "lazuli-bench report [--html FILE] [--svg DIRECTORY] RESULT.json..."
+USAGE = "lazuli-bench report [--html FILE] [--svg DIRECTORY] [--markdown] RESULT.json..."
 
 
 def hello_sections(result, palette):
@@ -37,18 +38,21 @@ class Refused(Exception):
 def main(argv):
     """Write what the options ask for; return the status of the program."""
     parser = argparse.ArgumentParser(prog="lazuli-bench report", usage=USAGE, description=__doc__.splitlines()[0])
-    parser.add_argument("--html", type=Path, metavar="FILE", help="the page; standard output when neither option is given")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="the page; standard output when no option is given")
     parser.add_argument("--svg", type=Path, metavar="DIRECTORY", help="where the README's pictures go")
+    parser.add_argument("--markdown", action="store_true", help="print hello's tables for documents")
     parser.add_argument("results", nargs="+", metavar="RESULT.json")
     options = parser.parse_args(argv)
     try:
         results = read(options.results)
         if options.svg:
             write_pictures(options.svg, results)
+        if options.markdown:
+            sys.stdout.write(markdown(hello_of(results, "--markdown")))
     except Refused as refused:
         print(f"lazuli-bench report: {refused}", file=sys.stderr)
         return 2
-    if options.html or not options.svg:
+    if options.html or not (options.svg or options.markdown):
         content = whole_page(results)
         if options.html:
             options.html.write_text(content, encoding="utf-8")
@@ -95,8 +99,14 @@ def title_and_lead(results):
 
 def write_pictures(directory, results):
     """The README's pictures, as files."""
-    if "lazuli-bench/hello/1" not in results:
-        raise Refused("--svg needs a result of lazuli-bench/hello/1")
+    drawn = pictures(hello_of(results, "--svg"), Palette(results.values()))
     directory.mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures(Hello(results["lazuli-bench/hello/1"]), Palette(results.values())).items():
+    for name, picture in drawn.items():
         (directory / name).write_text(picture, encoding="utf-8")
+
+
+def hello_of(results, option):
+    """The result of hello, which an option needs."""
+    if "lazuli-bench/hello/1" not in results:
+        raise Refused(f"{option} needs a result of lazuli-bench/hello/1")
+    return Hello(results["lazuli-bench/hello/1"])

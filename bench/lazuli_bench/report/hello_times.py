@@ -173,8 +173,9 @@ def bound_section(hello, palette):
                if ratio is not None and math.isfinite(ratio) else "How near the lower bound starts come")
     return make_section("bound", "Lower bound", finding, note(
         "Lower bound of an image: its start with everything local and cached, and the fewest bytes that any lazy"
-        " contender fetched for it ÷ bandwidth, and four round trips. On loopback nothing is counted for bytes."
-        " Each dot is an image, the bar is the median."), figures(drawn))
+        f" contender fetched for it ÷ bandwidth, and {hello.round_trips} round trips"
+        f"{', and containerd’s pull of busybox on loopback' if hello.small_pull() else ''}."
+        " On loopback nothing is counted for bytes. Each dot is an image, the bar is the median."), figures(drawn))
 
 
 def category_section(hello, palette):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 BASELINE = "overlayfs"
 
 # These pull whole images, so they don't count for the fewest bytes that a start must fetch.
-PULLED_WHOLE = {"overlayfs", "erofs"}
+PULLED_WHOLE = {"overlayfs", "overlayfs-mirror", "erofs"}
 
 # Colours of a figure's parts, on light and on dark backgrounds.
 GROUND = {"bg": ("#ffffff", "#0d1117"), "ink": ("#1c2330", "#e3e8ef"),

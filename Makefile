@@ -4,7 +4,7 @@
 NYDUS := $(or $(LAZULI_NYDUS),$(CURDIR)/target/nydus/bin)
 NYDUS_VERSION := 2.2.0
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$(PATH))
-BENCHES := hello update scale prefetch pull beside fs density build
+BENCHES := hello update scale prefetch pull beside fs density pods build
 FUZZ_SECONDS ?= 60
 MINUTES ?= 2
 # The commit that `package-test` upgrades from.

@@ -1,6 +1,7 @@
 //! Checks the file system of the state directory, and its free space.
 
 use indicatif::BinaryBytes;
+use lazuli_runtime::cache::KeepFree;
 use rustix::fs::{statfs, statvfs};
 
 use super::{Node, Row};
@@ -37,14 +38,41 @@ pub(super) fn file_system(node: &Node<'_>) -> Option<Row> {
 }
 
 pub(super) fn room(node: &Node<'_>) -> Option<Row> {
-    const CHECK: &str = "disk";
     let disk = statvfs(&node.session.root).ok()?;
     let (free, size) = (disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize);
-    let share = free * 100 / size.max(1);
+    Some(row(free, size, node.session.config.cache.keep_free().ok()?))
+}
+
+fn row(free: u64, size: u64, keep_free: KeepFree) -> Row {
+    const CHECK: &str = "disk";
     let found = format!("{} of {} are free", BinaryBytes(free), BinaryBytes(size));
-    if share < EVICTION {
+    if free * 100 / size.max(1) < EVICTION {
         let found = format!("{found}; kubelets evict pods below {EVICTION} %");
-        return Some(Row::advice(CHECK, found, "[cache] max_bytes bounds what images in use take"));
+        return Row::advice(CHECK, found, "[cache] max_bytes bounds what images in use take");
     }
-    Some(Row::fine(CHECK, found))
+    let keep = keep_free.of(size);
+    if free < keep {
+        let found = format!(
+            "{found}; below {} ([cache] keep_free) Lazuli fetches only what containers read, and \
+             never the rest of an image",
+            BinaryBytes(keep)
+        );
+        return Row::advice(CHECK, found, "free space, or lower [cache] keep_free");
+    }
+    Row::fine(CHECK, found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_of_images_needs_what_is_to_stay_free() {
+        let says = |free, keep_free| format!("{:?}", row(free, 1000, keep_free));
+        let part = KeepFree::Percent(20);
+        assert!(says(149, part).contains("evict pods"));
+        assert!(says(199, part).contains("keep_free"));
+        assert!(!says(200, part).contains("keep_free"));
+        assert!(!says(199, KeepFree::Bytes(100)).contains("keep_free"));
+    }
 }

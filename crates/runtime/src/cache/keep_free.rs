@@ -14,7 +14,8 @@ pub enum KeepFree {
 }
 
 impl KeepFree {
-    fn of(self, size: u64) -> u64 {
+    /// Its bytes on a file system of `size` bytes.
+    pub fn of(self, size: u64) -> u64 {
         match self {
             KeepFree::Percent(percent) => size / 100 * u64::from(percent),
             KeepFree::Bytes(bytes) => bytes,

@@ -9,9 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from . import hello_costs, hello_times, others, words
+from . import hello_costs, hello_times, markdown, others, words
 from .hello import Hello
-from .markdown import markdown
 from .page import page
 from .palette import Palette
 from .pictures import pictures
@@ -48,7 +47,7 @@ def main(argv):
         if options.svg:
             write_pictures(options.svg, results)
         if options.markdown:
-            sys.stdout.write(markdown(hello_of(results, "--markdown")))
+            sys.stdout.write(markdown.tables(hello_of(results, "--markdown")))
     except Refused as refused:
         print(f"lazuli-bench report: {refused}", file=sys.stderr)
         return 2

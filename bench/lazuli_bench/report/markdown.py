@@ -8,7 +8,7 @@ from .words import integer, median
 MIRROR = "-mirror"
 
 
-def markdown(hello):
+def tables(hello):
     """All of them, each under its title."""
     parts = [networks(hello), costs(hello), images(hello), phases(hello), *mirrors(hello)]
     return "\n\n".join(f"{title}:\n\n{table(head, rows)}" for title, head, rows in parts) + "\n"
@@ -16,14 +16,13 @@ def markdown(hello):
 
 def table(head, rows):
     """Columns of figures, behind one of names."""
-    lines = [head, [":--", *["--:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |".replace("| :--", "|:--").replace(" | --:", "|--:").replace("--: |", "--:|")
-                     for line in lines)
+    lines = ["|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in [head, *rows]]
+    return "\n".join([lines[0], f"|:--{'|--:' * (len(head) - 1)}|", *lines[1:]])
 
 
 def brief(title):
     """A contender's title as the head of a column."""
-    return title.removeprefix("Lazuli, ").removeprefix("OCI, ")
+    return title.removeprefix("Lazuli, ").removeprefix("OCI, ").removesuffix(" image")
 
 
 def heads(hello, names):
@@ -56,11 +55,11 @@ def networks(hello):
     rows = []
     for shape in hello.shapes:
         rows.append([f"**{shape}**", *[""] * len(hello.own)])
-        rows += [[f"deployment, {brief(hello.title[BASELINE])} ÷ …", *(spread(hello.ratios("deployment", shape, name)) for name in hello.own)],
+        rows += [["deployment", *(spread(hello.ratios("deployment", shape, name)) for name in hello.own)],
                  ["development", *(spread(hello.ratios("development", shape, name)) for name in hello.own)],
                  ["of the bound", *(spread(multiples(hello, shape, name)) for name in hello.own)],
                  ["first of all", *(f"{won} of {count}" for won, count in (hello.wins(shape, [name]) for name in hello.own))]]
-    return "Medians over images (least–greatest)", ["", *heads(hello, hello.own)], rows
+    return f"Medians over images (least–greatest); cycles are {brief(hello.title[BASELINE])} ÷ …", ["", *heads(hello, hello.own)], rows
 
 
 def costs(hello):

@@ -34,7 +34,7 @@ import time
 import tomllib
 from pathlib import Path
 
-from lab import REPOSITORY, CommandFailed, corpus, drop_caches, fair_scheduling, megabytes, need_root, run, scratch, table
+from lab import REPOSITORY, CommandFailed, corpus, drop_caches, fair_scheduling, megabytes, need_root, run, scratch
 from lab.coldstart import image_size
 from lab.containerd import PAUSE, containerd_version, cri_program, node
 from lab.link import link
@@ -44,8 +44,8 @@ from lab.workload import ready_when
 
 from . import results
 from .contenders import ABSENT, contenders
+from .report import markdown
 from .report.hello import Hello
-from .report.markdown import fixed
 
 SHAPES = [{"name": "loopback", "round_trip_ms": 0, "megabits": None},
           {"name": "20 ms, 1 Gbit/s", "round_trip_ms": 20, "megabits": 1000},
@@ -83,7 +83,7 @@ def main(argv):
             shutil.rmtree(work / "registry")
             # What is measured stays, whatever becomes of the images to come.
             results.write(args.json, "hello", argv, **report)
-    print(summary(report))
+    print(markdown.tables(Hello(report)))
 
 
 def choose(names):
@@ -196,18 +196,3 @@ def used_by_children():
     """Processor seconds of all programs that were run so far, with those that they have run."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-def summary(report):
-    """Tables for each shape: seconds until each image was ready, and how often the bound that is."""
-    hello, text = Hello(report), []
-    for shape in hello.shapes:
-        rows, multiples = [], []
-        for image in hello.images:
-            found = [hello.ready(shape, name, image) for name in hello.contenders]
-            rows.append([image, *map(fixed, found)])
-            if least := hello.bound(shape, image):
-                multiples.append([image, fixed(least), *(fixed(ready and ready / least) for ready in found)])
-        text.append(f"\n{shape}: seconds from the pull to ready\n\n{table(['image', *hello.contenders], rows)}")
-        text.append(f"\n{shape}: multiples of the bound\n\n{table(['image', 'bound s', *hello.contenders], multiples)}")
-    return "\n".join(text)

@@ -84,7 +84,7 @@ def measure(work, contender, references, count):
         drop_caches()
         taken = [now - then for now, then in zip(used_of_disk(work), given)]
         return point | {"cached_bytes": cached - kibibytes("/proc/meminfo", "Cached"), "machine_bytes": before - available(),
-                        "slab_bytes": kibibytes("/proc/meminfo", "Slab"), "disk_bytes": taken[0], "inodes": taken[1]}
+                        "disk_bytes": taken[0], "inodes": taken[1]}
 
 
 def used_of_disk(path):

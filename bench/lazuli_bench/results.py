@@ -11,7 +11,7 @@ from lab import REPOSITORY, machine
 def write(path, verb, argv, **fields):
     """Write the result of a verb: what it was asked, when, of which commit, on which machine, and its own fields."""
     head = {"schema": f"lazuli-bench/{verb}/1", "command": shlex.join(["lazuli-bench", verb, *without_json(argv)]),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": commit(), "machine": machine()}
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "commit": COMMIT, "machine": machine()}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(head | fields, indent=1) + "\n")
 
@@ -20,6 +20,10 @@ def commit():
     """The benchmark's own, marked if files were changed; None where there is no git repository."""
     asked = subprocess.run(["git", "-C", REPOSITORY, "describe", "--always", "--dirty", "--abbrev=7"], capture_output=True, text=True)
     return asked.stdout.strip() or None
+
+
+# When the program starts: the repository may change while it measures.
+COMMIT = commit()
 
 
 def without_json(argv):

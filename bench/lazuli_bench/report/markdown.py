@@ -10,7 +10,7 @@ MIRROR = "-mirror"
 
 def tables(hello):
     """All of them, each under its title."""
-    parts = [networks(hello), costs(hello), images(hello), phases(hello), *mirrors(hello)]
+    parts = [networks(hello), costs(hello), *images(hello), phases(hello), *mirrors(hello)]
     return "\n\n".join(f"{title}:\n\n{table(head, rows)}" for title, head, rows in parts) + "\n"
 
 
@@ -31,18 +31,18 @@ def heads(hello, names):
 
 
 def fixed(value):
-    """A time or a ratio, to compare with others in its column."""
+    """A time or a ratio with as many digits as the others in its column."""
     return "–" if value is None else "never" if math.isinf(value) else f"{value:.2f}"
 
 
 def whole(value):
-    """A sum, which is there if all of its parts are."""
+    """A figure without a fraction, if it is there."""
     return "–" if value is None else integer(value)
 
 
 def spread(values):
     """The median, the least and the greatest."""
-    return f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})" if values else "–"
+    return f"{fixed(median(values))} ({fixed(min(values))}–{fixed(max(values))})" if values else "–"
 
 
 def multiples(hello, shape, name):
@@ -78,16 +78,17 @@ def costs(hello):
     rows += [["MB", *(total("bytes", name, 1e6) for name in names)],
              ["requests", *(total("requests", name) for name in names)],
              ["CPU s", *(total("cpu_s", name) for name in names)],
-             ["MiB, median", *(whole(hello.typical("rss_bytes", shape, name) / 2**20) for name in names)],
+             ["MiB, median", *(whole(held and held / 2**20) for held in (hello.typical("rss_bytes", shape, name) for name in names))],
              ["push s", *(pushes(name) for name in names)]]
     return f"Medians of the time to ready, and sums at {shape}", ["", *heads(hello, names)], rows
 
 
 def images(hello):
     """Each image's time to ready."""
-    rows = [[image, whole(entry["bytes"] / 1e6), fixed(median(hello.warm[image])),
-             *(fixed(hello.ready(hello.reference, name, image)) for name in hello.contenders)] for image, entry in hello.images.items()]
-    return f"Seconds to ready at {hello.reference}", ["image", "MB", "warm", *heads(hello, hello.contenders)], rows
+    for shape in hello.shapes:
+        rows = [[image, whole(entry["bytes"] / 1e6), fixed(median(hello.warm[image])),
+                 *(fixed(hello.ready(shape, name, image)) for name in hello.contenders)] for image, entry in hello.images.items()]
+        yield f"Seconds to ready, {shape}", ["image", "MB", "warm", *heads(hello, hello.contenders)], rows
 
 
 def phases(hello):
@@ -97,7 +98,7 @@ def phases(hello):
         moments = [[median(hello.values(field, hello.reference, name, image)) for field in ("pull_s", "create_s", "ready_s")]
                    for image in hello.images if hello.values("ready_s", hello.reference, name, image)]
         lasted = [(pulled, created - pulled, max(0, ready - created)) for pulled, created, ready in moments]
-        rows.append([brief(hello.title[name]), *(fixed(median(values)) for values in zip(*lasted))])
+        rows.append([brief(hello.title[name]), *(fixed(median(part[place] for part in lasted)) for place in range(3))])
     return f"Seconds of the median start at {hello.reference}", ["", "pull", "create", "run"], rows
 
 
@@ -105,28 +106,28 @@ def mirrors(hello):
     """Starts through the mirror, and the same without."""
     pairs = [(name.removesuffix(MIRROR), name) for name in hello.contenders if name.endswith(MIRROR)]
     pairs = [pair for pair in pairs if pair[0] in hello.contenders]
-    if not pairs:
+    nearest = next((name for _, name in pairs if name in hello.own), None)
+    if not nearest:
         return
-    nearest = next(name for _, name in pairs if name in hello.own)
     columns = [head for plain, _ in pairs for head in (brief(hello.title[plain]), "mirror")]
     for shape in hello.shapes:
         above, rows = {image: value for value, image in hello.above_bound(shape, nearest)}, []
         for image in hello.images:
             cells = []
-            for plain, through in pairs:
-                without, with_it = (hello.ready(shape, name, image) for name in (plain, through))
-                share = f" ({with_it / without:.2f})" if without and with_it else ""
-                cells += [fixed(without), fixed(with_it) + share]
+            for pair in pairs:
+                without, with_it = (fixed(hello.ready(shape, name, image)) for name in pair)
+                share = "".join(f" ({ratio:.2f})" for ratio in through_by_without(hello, shape, *pair, [image]))
+                cells += [without, with_it + share]
             rows.append([image, *cells, fixed(above.get(image))])
         yield f"Through the mirror, {shape}", ["image", *columns, "of the bound"], rows
-    rows = [[shape, *(spread(through_by_without(hello, shape, *pair)) for pair in pairs),
+    rows = [[shape, *(spread(through_by_without(hello, shape, *pair, hello.images)) for pair in pairs),
              spread(hello.ratios("deployment", shape, nearest)), spread(multiples(hello, shape, nearest))] for shape in hello.shapes]
     head = ["", *(f"{brief(hello.title[plain])}, with ÷ without" for plain, _ in pairs),
             f"{brief(hello.title[BASELINE])} ÷ {hello.title[nearest]}", "of the bound"]
     yield "Medians over images (least–greatest)", head, rows
 
 
-def through_by_without(hello, shape, plain, through):
-    """Ratios of the times to ready."""
-    pairs = [[hello.ready(shape, name, image) for name in (through, plain)] for image in hello.images]
+def through_by_without(hello, shape, plain, through, chosen):
+    """Ratios of the times to ready, of images that both start."""
+    pairs = [[hello.ready(shape, name, image) for name in (through, plain)] for image in chosen]
     return [ours / theirs for ours, theirs in pairs if None not in (ours, theirs) and math.isfinite(ours) and math.isfinite(theirs)]

@@ -45,18 +45,18 @@ pub(super) fn room(node: &Node<'_>) -> Option<Row> {
 
 fn row(free: u64, size: u64, keep_free: KeepFree) -> Row {
     const CHECK: &str = "disk";
-    let found = format!("{} of {} are free", BinaryBytes(free), BinaryBytes(size));
+    let mut found = format!("{} of {} are free", BinaryBytes(free), BinaryBytes(size));
+    let keep = keep_free.of(size);
+    let is_short = free < keep;
+    if is_short {
+        let keep = BinaryBytes(keep);
+        found += &format!("; below {keep} ([cache] keep_free) the rest of an image is not fetched");
+    }
     if free * 100 / size.max(1) < EVICTION {
-        let found = format!("{found}; kubelets evict pods below {EVICTION} %");
+        found += &format!("; kubelets evict pods below {EVICTION} %");
         return Row::advice(CHECK, found, "[cache] max_bytes bounds what images in use take");
     }
-    let keep = keep_free.of(size);
-    if free < keep {
-        let found = format!(
-            "{found}; below {} ([cache] keep_free) Lazuli fetches only what containers read, and \
-             never the rest of an image",
-            BinaryBytes(keep)
-        );
+    if is_short {
         return Row::advice(CHECK, found, "free space, or lower [cache] keep_free");
     }
     Row::fine(CHECK, found)
@@ -70,8 +70,8 @@ mod tests {
     fn the_rest_of_images_needs_what_is_to_stay_free() {
         let says = |free, keep_free| format!("{:?}", row(free, 1000, keep_free));
         let part = KeepFree::Percent(20);
-        assert!(says(149, part).contains("evict pods"));
-        assert!(says(199, part).contains("keep_free"));
+        assert!(says(149, part).contains("evict pods") && says(149, part).contains("keep_free"));
+        assert!(says(199, part).contains("keep_free") && says(199, part).contains("Advice"));
         assert!(!says(200, part).contains("keep_free"));
         assert!(!says(199, KeepFree::Bytes(100)).contains("keep_free"));
     }

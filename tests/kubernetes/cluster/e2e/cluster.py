@@ -8,7 +8,7 @@ import time
 from .docs import REPOSITORY, Docs
 from .images import NODE_IMAGE, Images
 from .node import Node
-from .shell import wait
+from .shell import PATIENCE, wait
 from .table import expect
 
 READY = 90
@@ -68,6 +68,10 @@ class Cluster:
         conditions = self.get("node", "node1")["status"]["conditions"]
         return next((it["status"] for it in conditions if it["type"] == name), None)
 
+    def rolled_out(self, deployment):
+        """Waits until a deployment has its pods."""
+        self.kubectl("rollout", "status", "deployment", deployment, f"--timeout={300 * PATIENCE:.0f}s")
+
     # pods
 
     def start(self, name, image, command=("sleep", "infinity"), **spec):
@@ -114,7 +118,7 @@ class Cluster:
 
     def tidy(self):
         """Deletes what a scenario left."""
-        self.kubectl("delete", "pods,deployments,daemonsets,secrets,jobs", "--all", "--grace-period=0", "--force", "--timeout=60s")
+        self.kubectl("delete", "pods,deployments,daemonsets,secrets,jobs", "--all", "--grace-period=0", "--force", f"--timeout={60 * PATIENCE:.0f}s")
         wait(60, "pods to be gone", lambda: not self.kubectl("get", "pods", "--output=name"))
 
     # the node
@@ -125,7 +129,7 @@ class Cluster:
 
     def status(self):
         """What Lazuli serves."""
-        return json.loads(self.node.run("lazuli", "status", "--json"))
+        return self.node.status()
 
     def mount_of(self, image):
         """The mount of an image, if it is mounted."""

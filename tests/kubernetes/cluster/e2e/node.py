@@ -1,6 +1,7 @@
 """The node: a Debian system on a disk of its own, booted in namespaces."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from . import certificates
 from .docs import REPOSITORY
-from .shell import run, wait
+from .shell import PATIENCE, run, wait
 
 HERE = REPOSITORY / "tests/kubernetes/cluster"
 FILES = HERE / "files"
@@ -27,15 +28,20 @@ PLACES = {
     "private.yml": "etc/registry",
     "site.toml": "etc/containerd/conf.d",
 }
-STARTED = ("share-mounts", "containerd", "registry@open", "registry@private", "etcd", "kube-apiserver",
-           "api-service", "kube-controller-manager", "kube-scheduler", "kubelet")
+EVERYWHERE = ("share-mounts", "containerd", "api-service", "kubelet")
+FIRST = (*EVERYWHERE, "registry@open", "registry@private", "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+# The registries are the first node's.
+OTHERS = (*EVERYWHERE, "forward@5000", "forward@5001")
 
 
 class Node:
-    """A node. `with` makes and boots it, and takes away whatever is left of it."""
+    """A node. `with` makes and boots it, and takes away whatever is left of it.
 
-    def __init__(self, corpus):
-        self.corpus = corpus
+    The first one has the control plane and the registries; another one joins it.
+    """
+
+    def __init__(self, corpus, name="node1", address="10.123.0.1", first=None):
+        self.corpus, self.name, self.address, self.first = corpus, name, address, first
         self.pid = None
 
     def __enter__(self):
@@ -57,7 +63,11 @@ class Node:
     def prepare(self):
         """Fills the disk."""
         run("tar", "-C", self.root, "-xf", system())
-        certificates.make(self.root / "etc/kubernetes")
+        configuration = self.root / "etc/kubernetes"
+        if not self.first:
+            certificates.make(configuration)
+        certificates.join(configuration, (self.first or self).root / "etc/kubernetes", self.name)
+        (configuration / "node").write_text(f"NAME={self.name}\nADDRESS={self.address}\n")
         programs = self.root / "usr/local/bin"
         kubernetes = Path(run(REPOSITORY / "scripts/kubernetes"))
         containerd = Path(run(REPOSITORY / "scripts/containerd"))
@@ -70,7 +80,7 @@ class Node:
         (self.root / "etc/containerd/config.toml").write_text(run(containerd / "containerd", "config", "default"))
         (self.root / "etc/containerd/certs.d").mkdir()
         (self.root / "test").mkdir()
-        for name in STARTED:
+        for name in OTHERS if self.first else FIRST:
             unit = f"{name}.service"
             wants = self.root / "etc/systemd/system/multi-user.target.wants"
             wants.mkdir(exist_ok=True)
@@ -85,10 +95,11 @@ class Node:
     def boot(self):
         """Starts the node's first process."""
         self.log = open(self.scratch / "systemd.log", "w")
-        self.process = subprocess.Popen([HERE / "boot", self.root, self.cgroup, self.corpus], stdin=subprocess.DEVNULL,
+        joined = [self.name, str(self.first.pid)] if self.first else []
+        self.process = subprocess.Popen([HERE / "boot", self.root, self.cgroup, self.corpus, self.address, *joined], stdin=subprocess.DEVNULL,
                                         stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True)
         self.pid = wait(30, "the node's first process", self.first_process)
-        self.sh("systemctl is-system-running --wait || true", timeout=120)
+        self.sh("systemctl is-system-running --wait || true", timeout=120 * PATIENCE)
 
     def first_process(self):
         """The process id of the node's systemd, once it is one."""
@@ -102,9 +113,9 @@ class Node:
     def reboot(self):
         """Powers the node off and boots it again, with the same disk."""
         with contextlib.suppress(Exception):
-            self.sh("systemctl --force poweroff", timeout=60)
+            self.sh("systemctl --force poweroff", timeout=60 * PATIENCE)
         try:
-            self.process.wait(90)
+            self.process.wait(90 * PATIENCE)
         except subprocess.TimeoutExpired:
             os.kill(self.pid, signal.SIGKILL)
             self.process.wait(30)
@@ -137,6 +148,10 @@ class Node:
     def sh(self, script, **options):
         """Runs a script in the node."""
         return self.run("bash", "-euo", "pipefail", "-c", script, **options)
+
+    def status(self):
+        """What its Lazuli serves."""
+        return json.loads(self.run("lazuli", "status", "--json"))
 
     def beside(self, *command, **options):
         """Runs a program of this machine with the node's network."""

@@ -41,7 +41,7 @@ def ready(cluster, image):
     started = time.monotonic()
     cluster.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "crowd"},
                    "spec": {"replicas": PODS, "selector": {"matchLabels": labels}, "template": template}})
-    cluster.kubectl("rollout", "status", "deployment", "crowd", "--timeout=300s")
+    cluster.rolled_out("crowd")
     seconds = time.monotonic() - started
     cluster.tidy()
     return seconds

@@ -77,9 +77,9 @@ def roll_out(cluster):
     template = {"metadata": {"labels": labels}, "spec": {"terminationGracePeriodSeconds": 0, "containers": [container]}}
     cluster.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "app"},
                    "spec": {"replicas": 3, "selector": {"matchLabels": labels}, "template": template}})
-    cluster.kubectl("rollout", "status", "deployment", "app", "--timeout=90s")
+    cluster.rolled_out("app")
     cluster.kubectl("set", "image", "deployment/app", f"main={OPEN}/debian-slim:lazy")
-    cluster.kubectl("rollout", "status", "deployment", "app", "--timeout=90s")
+    cluster.rolled_out("app")
     return "3 replicas, replaced by another image"
 
 

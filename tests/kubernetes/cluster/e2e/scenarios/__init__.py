@@ -4,9 +4,9 @@ import sys
 from dataclasses import dataclass
 from typing import Callable
 
-from . import bundle, churn, crowd, disk, installing, nodes, observing, pods, processes, removing, reporting, runtime_class
+from . import bundle, chart, churn, crowd, disk, installing, nodes, observing, pods, processes, removing, reporting, runtime_class
 
-MODULES = (installing, pods, crowd, disk, observing, reporting, churn, processes, nodes, bundle, runtime_class, removing)
+MODULES = (installing, pods, crowd, disk, observing, reporting, churn, processes, nodes, bundle, runtime_class, removing, chart)
 
 
 @dataclass

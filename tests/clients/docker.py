@@ -8,9 +8,10 @@ import json
 import os
 import subprocess
 
+import through_mirror
 from lab import background, corpus, run
 from lab.coldstart import image_size
-from scene import FORMS, TIMEOUT, expect, mb, same_trees, saw, scene
+from scene import FORMS, ON_DEMAND, TIMEOUT, expect, expect_failure, mb, same_trees, saw, scene
 
 IMAGE = "redis"
 PROGRAM = ["redis-server", "--version"]
@@ -49,11 +50,14 @@ def main(work):
     for form in FORMS:
         with scene(work / form, "lazuli", config=CONTAINERD) as node, dockerd(node) as docker:
             everything(node, docker, form)
+    settings = ON_DEMAND + through_mirror.SETTINGS
+    with scene(work / "mirror", settings=settings, config=CONTAINERD) as node:
+        from_mirror(node)
 
 
 @contextlib.contextmanager
-def dockerd(node):
-    """A dockerd; yields the command `docker`."""
+def dockerd(node, **added):
+    """A dockerd with more in its configuration; yields the command `docker`."""
     work, name = node.work, node.work.parent.name
     config = {
         "features": {"containerd-snapshotter": True}, "storage-driver": node.plugin,
@@ -61,7 +65,7 @@ def dockerd(node):
         "hosts": [f"unix://{work}/docker.sock"], "data-root": f"{work}/docker",
         "exec-root": f"{work}/docker-run", "pidfile": f"{work}/docker.pid", "bridge": "none",
         "iptables": False, "cgroup-parent": f"/{name}",
-        "exec-opts": ["native.cgroupdriver=cgroupfs"],
+        "exec-opts": ["native.cgroupdriver=cgroupfs"], **added,
     }
     (work / "daemon.json").write_text(json.dumps(config))
     command = ["dockerd", "--config-file", work / "daemon.json"]
@@ -115,6 +119,16 @@ def everything(node, docker, form):
     expected = node.tree(other, "overlayfs", images["ordinary"])
     count = same_trees(expected, node.tree(mine, node.plugin, image))
     saw("tree beside overlayfs", form, f"{count} entries are equal")
+
+
+def from_mirror(node):
+    """A mirror at a loopback address, which dockerd asks without TLS, whatever its URL says."""
+    image = node.publish(IMAGE, ["ordinary"])["ordinary"]
+    through_mirror.set_up(node, "docker.io", "docker")
+    with dockerd(node, **{"registry-mirrors": [f"https://{through_mirror.LISTEN}"]}) as docker:
+        name = image.replace(node.registry.address, "docker.io")
+        expect_failure(lambda: docker("pull", "--quiet", name), "malformed HTTP response")
+    saw("docker pull through the mirror", "ordinary", "dockerd speaks HTTP without TLS to it")
 
 
 def build(node, docker, image, built):

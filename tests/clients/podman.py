@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 
+import through_mirror
 from lab import corpus, drop_caches, median, run
 from lab.coldstart import image_size
 from lab.lazuli import Lazuli
@@ -42,6 +43,15 @@ location = "{registry}"
 insecure = true
 """
 
+# A registry that only the node's daemon finds.
+REGISTRY = "registry.example"
+MIRRORED = f"""\
+[[registry]]
+location = "{REGISTRY}"
+[[registry.mirror]]
+location = "{through_mirror.LISTEN}/{REGISTRY}"
+"""
+
 
 def prepare(_work):
     """Make what needs a network."""
@@ -55,6 +65,8 @@ def main(work):
     for form in ("ordinary", "indexed"):
         with scene(work / f"build-{form}") as node:
             build(node, form)
+    with scene(work / "mirror", ON_DEMAND + through_mirror.SETTINGS) as node:
+        from_mirror(node)
     measure(work)
 
 
@@ -72,7 +84,7 @@ class Podman:
         self.node, self.storage, work = node, node.work / name, node.work
         layers = f'additionallayerstores = ["{work}/layers:ref"]' if lazy else ""
         storage = STORAGE.format(work=work, name=name, layers=layers)
-        registries = REGISTRIES.format(registry=registry or node.registry.address)
+        registries = MIRRORED + REGISTRIES.format(registry=registry or node.registry.address)
         files = {"storage": storage, "registries": registries}
         for kind, content in files.items():
             (work / f"{name}-{kind}.conf").write_text(content)
@@ -175,6 +187,15 @@ def everything(node, form):
     podman("rmi", "--all", "--force")
     mounts = node.status()["mounts"]
     expect(not mounts, f"nothing is mounted: {mounts}")
+
+
+def from_mirror(node):
+    """A pull of which the mirror is the first host."""
+    image = node.publish(IMAGE, ["ordinary"])["ordinary"]
+    through_mirror.set_up(node, REGISTRY, "containers")
+    podman, name = Podman(node), image.replace(node.registry.address, REGISTRY)
+    through_mirror.pulled(node, "podman", lambda: podman("pull", "--quiet", name), image)
+    expect("v=" in podman.run(name, *PROGRAM), "redis-server says its version")
 
 
 def build(node, form):

@@ -7,11 +7,12 @@ the packages that nerdctl and podman use.
 import json
 import sys
 
+import through_mirror
 from lab import REPOSITORY, corpus, run
 from lab.coldstart import image_size
 from lab.oci import Layout
-from podman import IMAGE, PROGRAM, UNREAD, Podman, scene
-from scene import expect, expect_failure, mb, same_trees, saw
+from podman import IMAGE, PROGRAM, UNREAD, Podman, from_mirror, scene
+from scene import ON_DEMAND, expect, expect_failure, mb, same_trees, saw
 
 sys.path.append(str(REPOSITORY / "tests/compat"))
 import seekable
@@ -42,6 +43,8 @@ def main(work):
     for form in ("ordinary", "indexed", *FORMS):
         with scene(work / f"scene-{form}") as node:
             everything(node, form, work)
+    with scene(work / "mirror", ON_DEMAND + through_mirror.SETTINGS) as node:
+        from_mirror(node)
 
 
 def everything(node, form, work):

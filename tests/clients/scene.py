@@ -37,6 +37,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri",
 
 LAZULI = """\
 policy = "{work}/policy.toml"
+hosts_dir = "{work}/hosts"
 [snapshotter]
 address = "{work}/lazuli.sock"
 """

@@ -11,7 +11,7 @@ import through_mirror
 from lab import REPOSITORY, corpus, run
 from lab.coldstart import image_size
 from lab.oci import Layout
-from podman import IMAGE, PROGRAM, UNREAD, Podman, from_mirror, scene
+from podman import IMAGE, PROGRAM, UNREAD, Podman, build, from_mirror, scene
 from scene import ON_DEMAND, expect, expect_failure, mb, same_trees, saw
 
 sys.path.append(str(REPOSITORY / "tests/compat"))
@@ -43,17 +43,16 @@ def main(work):
     for form in ("ordinary", "indexed", *FORMS):
         with scene(work / f"scene-{form}") as node:
             everything(node, form, work)
+        with scene(work / f"build-{form}") as node:
+            build_on(node, form, work)
     with scene(work / "mirror", ON_DEMAND + through_mirror.SETTINGS) as node:
         from_mirror(node)
 
 
 def everything(node, form, work):
     podman, name, lazy = Podman(node), FORMS.get(form, form), form in FORMS
-    images = node.publish(IMAGE, {"ordinary", form} - set(FORMS))
-    if lazy:
-        images[form] = f"{node.registry.address}/{form}/{IMAGE}:1"
-        node.lazuli("copy", f"oci:{work / form}:latest", images[form])
-    image, size = images[form], image_size(images[form])
+    image, ordinary = publish(node, form, work), publish(node, "ordinary", work)
+    size = image_size(image)
     with node.registry.counted() as traffic:
         podman("pull", "--quiet", image)
         expect("v=" in podman.run(image, *PROGRAM), "redis-server says its version")
@@ -97,8 +96,8 @@ def everything(node, form, work):
 
     # The ordinary image has the files of the others; podman's own pull of eStargz shows more.
     own = Podman(node, "own", lazy=False)
-    own("pull", "--quiet", images["ordinary"])
-    expected, found = own.tree(images["ordinary"]), podman.tree(image)
+    own("pull", "--quiet", ordinary)
+    expected, found = own.tree(ordinary), podman.tree(image)
     count = same_trees(whole_seconds(expected), whole_seconds(found))
     saw("tree beside podman's own", name, f"{count} entries are equal")
 
@@ -110,6 +109,25 @@ def everything(node, form, work):
     podman("rmi", "--all", "--force")
     mounts = node.status()["mounts"]
     expect(not mounts, f"nothing is mounted: {mounts}")
+
+
+def build_on(node, form, work):
+    """A build, which copies the layers of a lazy base as `commit` does."""
+    name, image = FORMS.get(form, form), publish(node, form, work)
+    if form == "containers-chunked":
+        expect_failure(lambda: build(node, name, image, False), "inconsistent layer size")
+        saw("podman build", name, "refused: inconsistent layer size")
+    else:
+        build(node, name, image, False)
+
+
+def publish(node, form, work):
+    """An image of the corpus in one of the forms."""
+    if form not in FORMS:
+        return node.publish(IMAGE, [form])[form]
+    image = f"{node.registry.address}/{form}/{IMAGE}:1"
+    node.lazuli("copy", f"oci:{work / form}:latest", image)
+    return image
 
 
 def recorded(podman, name):

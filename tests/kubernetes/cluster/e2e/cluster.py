@@ -27,13 +27,15 @@ class Cluster:
         with contextlib.ExitStack() as stack:
             started = time.monotonic()
             self.node = stack.enter_context(Node(self.corpus))
+            print(f"▸ the node's system, up after {time.monotonic() - started:.0f} s", flush=True)
             shutil.copytree(REPOSITORY / "dist", self.node.root / "test/dist")
             self.images = Images(self.node, self.lazuli, self.testkit, self.corpus, self.node.scratch)
             wait(60, "the registries", lambda: self.node.sh("curl -s 127.0.0.1:5000/v2/ > /dev/null && echo yes"))
             self.images.push_all()
+            print(f"▸ images, pushed after {time.monotonic() - started:.0f} s", flush=True)
             wait(120, "the node to be Ready", self.node_is_ready)
             wait(60, "the default service account", lambda: self.kubectl("get", "serviceaccount", "default"))
-            print(f"▸ a cluster, {time.monotonic() - started:.0f} s after its boot began", flush=True)
+            print(f"▸ a cluster, Ready after {time.monotonic() - started:.0f} s", flush=True)
             self.stack = stack.pop_all()
         return self
 
@@ -150,10 +152,13 @@ class Cluster:
         wait(60, "the node to be Ready", self.node_is_ready)
 
     def remove_image(self, name):
-        """Removes the images whose names begin so from containerd."""
-        images = [image for image in self.node.run("ctr", "-n", "k8s.io", "images", "ls", "-q").split() if image.startswith(name)]
-        if images:
-            self.node.run("ctr", "-n", "k8s.io", "images", "rm", "--sync", *images)
+        """Removes the images whose names begin so from containerd, by all names that they have:
+        CRI also gives one after the image's configuration."""
+        images = [line.split() for line in self.node.run("ctr", "-n", "k8s.io", "images", "ls").splitlines()[1:]]
+        digests = {image[2] for image in images if image[0].startswith(name)}
+        names = [image[0] for image in images if image[2] in digests]
+        if names:
+            self.node.run("ctr", "-n", "k8s.io", "images", "rm", "--sync", *names)
 
     def explain(self):
         """Prints what helps to understand a failure."""

@@ -55,12 +55,7 @@ def memory(cluster, name):
 
 def kubelet_driver(cluster, driver):
     """Gives kubelet and containerd another cgroup driver, as an operator does on a drained node."""
-    kubelet = cluster.node.root / "etc/kubernetes/kubelet.yaml"
-    lines = [f"cgroupDriver: {driver}" if line.startswith("cgroupDriver:") else line for line in kubelet.read_text().splitlines()]
-    kubelet.write_text("\n".join(lines) + "\n")
-    site = cluster.node.root / "etc/containerd/conf.d/runc.toml"
-    site.write_text("version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc.options]\n"
-                    f"  SystemdCgroup = {str(driver == 'systemd').lower()}\n")
+    cluster.node.cgroup_driver(driver)
     cluster.node.run("systemctl", "stop", "kubelet")
     cluster.restart_runtime()
     cluster.node.run("systemctl", "start", "kubelet")

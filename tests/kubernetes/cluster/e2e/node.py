@@ -120,8 +120,10 @@ class Node:
         if self.process.poll() is not None:
             raise RuntimeError(f"the node does not boot: {(self.scratch / 'systemd.log').read_text()[-2000:]}")
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        if children and Path(f"/proc/{children[0]}/comm").read_text() == "systemd\n":
-            return int(children[0])
+        # Other children come and go before.
+        with contextlib.suppress(FileNotFoundError):
+            if children and Path(f"/proc/{children[0]}/comm").read_text() == "systemd\n":
+                return int(children[0])
         return None
 
     def reboot(self):

@@ -72,7 +72,7 @@ test-helm: ## the Helm chart, rendered and linted (a minute, the first time 4)
 	scripts/install-deps test-helm
 	tests/helm/run "$$(scripts/helm)"
 
-e2e-kubernetes: ## a cluster of one node, with MINUTES=2 of pods (20 minutes, the first time 30)
+e2e-kubernetes: ## a cluster, with MINUTES=2 of pods (half an hour, the first time longer)
 	scripts/install-deps e2e-kubernetes
 	$(MAKE) --no-print-directory binary cri wire
 	$(ROOT) tests/kubernetes/cluster/run --minutes $(MINUTES) \

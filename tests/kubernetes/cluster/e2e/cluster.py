@@ -8,7 +8,7 @@ import time
 from .docs import REPOSITORY, Docs
 from .images import NODE_IMAGE, Images
 from .node import Node
-from .shell import PATIENCE, wait
+from .shell import wait
 from .table import expect
 
 READY = 90
@@ -70,9 +70,9 @@ class Cluster:
         conditions = self.get("node", "node1")["status"]["conditions"]
         return next((it["status"] for it in conditions if it["type"] == name), None)
 
-    def rolled_out(self, deployment):
+    def rolled_out(self, deployment, seconds=READY):
         """Waits until a deployment has its pods."""
-        self.kubectl("rollout", "status", "deployment", deployment, f"--timeout={300 * PATIENCE:.0f}s")
+        self.kubectl("rollout", "status", "deployment", deployment, f"--timeout={seconds}s")
 
     # pods
 
@@ -120,7 +120,7 @@ class Cluster:
 
     def tidy(self):
         """Deletes what a scenario left."""
-        self.kubectl("delete", "pods,deployments,daemonsets,secrets,jobs", "--all", "--grace-period=0", "--force", f"--timeout={60 * PATIENCE:.0f}s")
+        self.kubectl("delete", "pods,deployments,daemonsets,secrets,jobs", "--all", "--grace-period=0", "--force", "--timeout=60s")
         wait(60, "pods to be gone", lambda: not self.kubectl("get", "pods", "--output=name"))
 
     # the node

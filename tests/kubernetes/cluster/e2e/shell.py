@@ -1,13 +1,9 @@
 """Runs programs, and waits for conditions."""
 
-import os
 import subprocess
 import time
 
 from .table import Failed
-
-# How many times longer than usual everything may take: an emulated machine is slow.
-PATIENCE = float(os.environ.get("LAZULI_PATIENCE", 1))
 
 
 def run(*command, **options):
@@ -28,7 +24,6 @@ def wait(seconds, what, condition, step=0.2):
 
     A condition that fails is not true yet.
     """
-    seconds *= PATIENCE
     deadline = time.monotonic() + seconds
     last = ""
     while True:
@@ -39,5 +34,5 @@ def wait(seconds, what, condition, step=0.2):
         except Failed as error:
             last = f": {error}"
         if time.monotonic() > deadline:
-            raise Failed(f"waited {seconds:.0f} s for {what}{last}")
+            raise Failed(f"waited {seconds} s for {what}{last}")
         time.sleep(step)

@@ -44,7 +44,7 @@ def ready(cluster, image):
     started = time.monotonic()
     cluster.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "crowd"},
                    "spec": {"replicas": PODS, "selector": {"matchLabels": labels}, "template": template}})
-    cluster.rolled_out("crowd")
+    cluster.rolled_out("crowd", 300)
     seconds = time.monotonic() - started
     cluster.tidy()
     # Their end takes processor time that the next ones would miss.

@@ -1,6 +1,7 @@
 //! Real mounts.
 
 use std::{
+    fmt::Display,
     fs::{self, File},
     io,
     ops::Range,
@@ -58,13 +59,18 @@ struct TestMount {
 }
 
 impl TestMount {
-    /// A program that another test starts has copies of our open files until it is executed.
     fn unmount(&self) {
-        let begun = Instant::now();
-        while let Err(error) = self.session.unmount() {
-            assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
-            thread::sleep(Duration::from_millis(10));
-        }
+        until_unused(|| self.session.unmount());
+    }
+}
+
+/// Repeats an unmount: a program that another test starts has copies of our open files until it is
+/// executed.
+fn until_unused<E: Display>(unmount: impl Fn() -> Result<(), E>) {
+    let begun = Instant::now();
+    while let Err(error) = unmount() {
+        assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
+        thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -323,7 +329,7 @@ fn an_unused_mount_is_unmounted_and_its_session_ends() {
 
     let TestMount { session, dir } = mounted(source.path(), |_| Ok(()));
     assert_eq!(fs::read(dir.path().join("file")).unwrap(), b"content");
-    mount::unmount(dir.path()).unwrap();
+    until_unused(|| mount::unmount(dir.path()));
     session.wait();
     assert!(session.requests() > 0);
     // Our mount is gone, so this must not unmount another one.

@@ -7,6 +7,7 @@ the packages that nerdctl and podman use.
 import json
 import sys
 
+import quadlets
 import through_mirror
 from lab import REPOSITORY, corpus, run
 from lab.coldstart import image_size
@@ -17,7 +18,7 @@ from scene import ON_DEMAND, expect, expect_failure, mb, same_trees, saw
 sys.path.append(str(REPOSITORY / "tests/compat"))
 import seekable
 
-PACKAGES = "podman,runc,skopeo,ca-certificates"
+PACKAGES = "podman,runc,skopeo,ca-certificates,systemd-sysv,dbus"
 FORMS = {"estargz": "eStargz", "containers-chunked": "zstd:chunked"}
 
 
@@ -29,6 +30,7 @@ def prepare(work):
         seekable.make(maker, form, layout, work)
     system = work / "system"
     run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "trixie", system)
+    quadlets.install(system)
 
 
 def main(work):
@@ -47,6 +49,8 @@ def main(work):
             build_on(node, form, work)
     with scene(work / "mirror", ON_DEMAND + through_mirror.SETTINGS) as node:
         from_mirror(node)
+    # Last, since this leaves the namespaces' network.
+    quadlets.main(work / "system", work / "estargz", FORMS["estargz"], work / "quadlets")
 
 
 def everything(node, form, work):

@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lazuli_sys::mmap::{FinishedFile, Map};
 use lazuli_testkit::{
     listing,
     oci::{Compression, Image, Layer},
@@ -20,7 +21,7 @@ use lazuli_testkit::{
 use rustix::process::Pid;
 
 use crate::{
-    drivers::able,
+    drivers::{self, able},
     keeper::{is_gone, kill_both},
     lazuli::Lazuli,
 };
@@ -340,4 +341,52 @@ fn an_image_that_ext4_cannot_hold_is_served_by_fuse() {
     assert_eq!(fs::read(at.join("late")).unwrap(), b"content");
     lazuli.kill(lazuli.worker());
     assert_eq!(fs::read(at.join("late")).unwrap(), b"content");
+}
+
+/// A file of two chunks, the second of which an earlier layer has: where the first one ends in its
+/// own blob, if nothing lies before it.
+#[test]
+fn the_kernel_reads_no_file_from_a_wrong_device() {
+    const CHUNK: usize = 1 << 20;
+    let [first, second, other] = [1, 2, 3].map(|seed| odd::random(seed, CHUNK));
+    let file = |first: &[u8]| Entry::file("file", [first, &second].concat());
+    let before = Entry::file("before", odd::random(4, 1));
+    let layer = |entries: Vec<Entry>| Layer::new(tarball::write(&entries), Compression::None);
+    let lazuli = Lazuli::new();
+    let mountpoint = lazuli.directory("mnt");
+    let at = mountpoint.to_str().unwrap();
+    let image = |name: &str, upper: Vec<Entry>| {
+        let layers = [layer(vec![file(&first)]), layer(upper)];
+        Image::new(layers).write_layout(&lazuli.path("source"), name).unwrap();
+        // Of a repository of its own, whose other images have none of its chunks.
+        let image = format!("oci:{name}:1");
+        lazuli.ok(["convert", &format!("oci:source:{name}"), &image]);
+        image
+    };
+    let is_right = || {
+        let map = Map::of(FinishedFile::open(&mountpoint.join("file")).unwrap()).unwrap();
+        // A page fault reads ahead around its page: here from one chunk to the next.
+        assert_eq!(map.get(CHUNK - 1..CHUNK).unwrap(), &other[CHUNK - 1..]);
+        map.get(0..2 * CHUNK).unwrap() == [&other[..], &second].concat()
+    };
+    let same_place = image("same-place", vec![file(&other)]);
+    let another_place = image("another-place", vec![before, file(&other)]);
+
+    lazuli.ok(["mount", &same_place, at]);
+    assert!(is_right());
+    assert_ne!(lazuli.mount_status(&mountpoint)["driver"], "loop");
+    lazuli.ok(["umount", at]);
+    for driver in drivers::here() {
+        if driver == "loop" {
+            let error = lazuli.fails(["mount", &same_place, at, "--driver", driver]);
+            assert!(error.contains("wrong bytes in /file"), "{error}");
+        } else {
+            lazuli.ok(["mount", &same_place, at, "--driver", driver]);
+            assert!(is_right(), "{driver}");
+            lazuli.ok(["umount", at]);
+        }
+        lazuli.ok(["mount", &another_place, at, "--driver", driver]);
+        assert!(is_right(), "{driver}");
+        lazuli.ok(["umount", at]);
+    }
 }

@@ -8,6 +8,7 @@
 pub mod layout;
 pub mod v5;
 
+mod across_blobs;
 mod blob;
 mod bootstrap;
 mod check;

@@ -1,6 +1,7 @@
 //! The kernel drivers of a node: which of them work, and which one a mount gets.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -127,6 +128,23 @@ impl Drivers {
                 (DriverChoice::Fuse, format!("{loops}; ext4 does not work: {reason}"))
             }
             None => (DriverChoice::Fuse, loops),
+        }
+    }
+
+    /// The next best driver for an image that `driver` refused with `error`, and why it is that one.
+    pub(super) async fn instead_of(
+        &self,
+        driver: DriverChoice,
+        error: &io::Error,
+    ) -> (DriverChoice, String) {
+        match driver {
+            DriverChoice::Loop if self.try_ext4().await.is_ok() => {
+                (DriverChoice::Ext4, format!("loop is not for this image: {error}"))
+            }
+            DriverChoice::Loop => {
+                (DriverChoice::Fuse, format!("loop is not for this image: {error}"))
+            }
+            _ => (DriverChoice::Fuse, format!("ext4 cannot hold this image: {error}")),
         }
     }
 

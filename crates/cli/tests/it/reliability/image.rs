@@ -86,6 +86,9 @@ impl ColdImage {
             tar.append_data(&mut header, &path, content).unwrap();
             Readable { path, seed: seed(kind, index), size: content.len() as u64 }
         };
+        // Without it programs of two layers would lie at the same place of their blobs. They share
+        // a chunk, so the driver `loop` would refuse the image.
+        add("shift", layer, 0o644, &odd::random(seed("shift", layer), 1 + 4096 * layer as usize));
         let own = |count: u64| (0..count).filter(move |index| index % LAYERS == layer);
         for (kind, count, size) in
             [("small", SMALL_FILES, SMALL_SIZE), ("big", BIG_FILES, BIG_SIZE)]

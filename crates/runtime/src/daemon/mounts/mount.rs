@@ -11,7 +11,7 @@ use crate::{
     daemon::{
         DaemonError,
         api::{DriverChoice, MountRequest, Mounted},
-        filesystems::{attachment::Attachment, users},
+        filesystems::{attachment::Attachment, mounted::FilesystemMount, users},
         node::Node,
         record::MountRecord,
         served::{image::ServedImage, possession, route::ImageRoute},
@@ -19,6 +19,7 @@ use crate::{
     image::{Fetched, StoredImage},
     kernel::{
         fuse::MountPoint,
+        loop_devices,
         mount::{self, Format, Suid},
     },
     prefetch::{Known, Metadata},
@@ -186,29 +187,15 @@ impl Node {
         let mountpoint = record.request.mountpoint.clone();
         let suid = if record.request.nosuid { Suid::Ignore } else { Suid::Keep };
         let records = self.root.join("mounts");
-        let (filesystems, request) = (&self.filesystems, &record.request);
-        let by_kernel = match (&self.drivers.fanotify, self.drivers.disks.get(), record.driver) {
-            (Some(session), _, DriverChoice::Fanotify) => {
-                Some(image.erofs_on_files(session, filesystems, request, &self.boot).await)
-            }
-            (_, Some(Ok(session)), DriverChoice::Loop | DriverChoice::Ext4) => {
-                let format = match record.driver {
-                    DriverChoice::Ext4 => Format::Ext4,
-                    _ => Format::Erofs,
-                };
-                let mount = image.on_disks(format, session, filesystems, request, &self.boot);
-                Some(mount.await)
-            }
-            _ => None,
-        };
-        let by_kernel = match by_kernel {
-            Some(Err(error)) if request.driver == DriverChoice::Auto && is_refused(&error) => {
-                record.driver = DriverChoice::Fuse;
-                record.driver_reason = format!("ext4 cannot hold this image: {error}");
-                None
-            }
-            mounted => mounted,
-        };
+        let mut by_kernel = self.mount_by_kernel(image, record).await;
+        while let Some(Err(error)) = &by_kernel
+            && record.request.driver == DriverChoice::Auto
+            && is_refused(error)
+        {
+            (record.driver, record.driver_reason) =
+                self.drivers.instead_of(record.driver, error).await;
+            by_kernel = self.mount_by_kernel(image, record).await;
+        }
         let attached = match by_kernel {
             Some(mount) => {
                 let mount = mount.map_err(|source| mount_error(record, source))?;
@@ -226,6 +213,29 @@ impl Node {
         let mounts = mountinfo::list().map_err(|source| mount_error(record, source))?;
         let id = seen_at(&mounts, &mountpoint).map_or(0, |mount| mount.id);
         Ok((attachment, id))
+    }
+
+    /// The image's file system of the record's driver, if the kernel reads blobs by itself then.
+    async fn mount_by_kernel(
+        &self,
+        image: &Arc<ServedImage>,
+        record: &MountRecord,
+    ) -> Option<io::Result<Arc<FilesystemMount>>> {
+        let (filesystems, request) = (&self.filesystems, &record.request);
+        match (&self.drivers.fanotify, self.drivers.disks.get(), record.driver) {
+            (Some(session), _, DriverChoice::Fanotify) => {
+                Some(image.erofs_on_files(session, filesystems, request, &self.boot).await)
+            }
+            (_, Some(Ok(session)), DriverChoice::Loop | DriverChoice::Ext4) => {
+                let format = match record.driver {
+                    DriverChoice::Ext4 => Format::Ext4,
+                    _ => Format::Erofs,
+                };
+                let mount = image.on_disks(format, session, filesystems, request, &self.boot);
+                Some(mount.await)
+            }
+            _ => None,
+        }
     }
 
     /// Takes a mount away.
@@ -247,9 +257,13 @@ impl Node {
     }
 }
 
-/// Returns whether the image has something that ext4 has no place for.
+/// Returns whether the driver is none for this image: ext4 has no place for something in it, or the
+/// kernel would read it wrongly from several loop devices.
 fn is_refused(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<ext4::Refused>())
+    let is_for_this_image = |inner: &(dyn std::error::Error + 'static)| {
+        inner.is::<ext4::Refused>() || inner.is::<loop_devices::WrongReads>()
+    };
+    error.get_ref().is_some_and(|inner| is_for_this_image(inner))
 }
 
 async fn unmount(mount: &Mount, mountpoint: &Path, in_use: InUse) -> Result<(), DaemonError> {

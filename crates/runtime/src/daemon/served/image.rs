@@ -227,7 +227,9 @@ impl ServedImage {
             let disks = attach(&other, &blobs)?;
             let mounted = match format {
                 Format::Erofs => {
-                    loop_devices::mount(&other, &image::bootstrap_path(&directory), &disks)?
+                    let path = image::bootstrap_path(&directory);
+                    loop_devices::must_be_read_right(&bootstrap)?;
+                    loop_devices::mount(&other, &path, &disks)?
                 }
                 Format::Ext4 => ext4::mount(&other, &bootstrap, &directory, &disks)?,
             };
@@ -319,13 +321,24 @@ impl ServedImage {
         let (other, blobs) = (session.clone(), self.blobs.clone());
         let numbers = record.loops.clone().unwrap_or_default();
         let disks = blocking(move || adopt(&other, &blobs, &numbers)).await?;
+        let right = match record.backing.format() {
+            Format::Erofs => loop_devices::must_be_read_right(&self.stored.bootstrap),
+            Format::Ext4 => Ok(()),
+        };
         let backends = BlobBackends::Disks(session.clone(), disks);
         for place in places {
             let adopted = ImageMount::adopt(place, record.backing.clone())?;
             if adopted.device()? == record.device {
                 let adopted = session.keep(adopted)?;
                 let mount = filesystems.keep(adopted, backends, record.clone(), 0);
-                *current = Arc::downgrade(&mount);
+                match right {
+                    Ok(()) => *current = Arc::downgrade(&mount),
+                    // An earlier version mounted it nevertheless. Its users keep it, new ones get
+                    // another one.
+                    Err(error) => {
+                        tracing::error!(at = %place.display(), %error, "start its containers again");
+                    }
+                }
                 let (weak, blobs) = (Arc::downgrade(&mount), Arc::downgrade(&self.blobs));
                 tokio::spawn(forget_pages_when_quiet(weak, blobs));
                 return Ok(Some(mount));

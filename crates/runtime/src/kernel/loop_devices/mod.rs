@@ -29,6 +29,6 @@ pub(super) use self::mount::metadata_disk;
 pub use self::{
     disk::Disk,
     helper::run as help,
-    mount::mount,
+    mount::{WrongReads, mount, must_be_read_right},
     session::{Left, Session},
 };

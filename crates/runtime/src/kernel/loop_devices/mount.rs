@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use lazuli_image::Algorithm;
+use lazuli_image::{Algorithm, rafs::Bootstrap};
 use lazuli_sys::loop_device::LoopDevice;
 
 use super::{
@@ -17,6 +17,26 @@ use super::{
     helper::BLOCK,
     session::Session,
 };
+
+/// The kernel would read a file wrongly, see [`Bootstrap::file_across_blobs`]. No release is known
+/// to be without the fault.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "Linux would show wrong bytes in {}: a chunk of it ends in one blob where the next begins in another",
+    .0.display()
+)]
+pub struct WrongReads(PathBuf);
+
+/// Refuses an image that the kernel would show wrongly.
+///
+/// # Errors
+/// [`WrongReads`] inside, or the bootstrap is broken.
+pub fn must_be_read_right<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> io::Result<()> {
+    match bootstrap.file_across_blobs().map_err(io::Error::other)? {
+        Some(file) => Err(io::Error::other(WrongReads(file))),
+        None => Ok(()),
+    }
+}
 
 /// Mounts the image `bootstrap` on the disks of its blobs, in the order of its device table.
 /// Blocks.

@@ -131,7 +131,7 @@ impl Drivers {
         }
     }
 
-    /// The next best driver for an image that `driver` refused with `error`, and why it is that one.
+    /// The driver for an image that `driver` refused with `error`, and why it is that one.
     pub(super) async fn instead_of(
         &self,
         driver: DriverChoice,

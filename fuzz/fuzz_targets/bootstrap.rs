@@ -21,6 +21,7 @@ fuzz_target!(|data: &[u8]| {
     let _ = bootstrap.lookup(bootstrap.root(), b"text");
     let _ = bootstrap.chunks(bootstrap.root());
     let tree = bootstrap.tree();
+    let across_blobs = bootstrap.file_across_blobs();
     let ext4 = ext4::plan(&bootstrap);
     // With blobs of terabytes most of it is bitmaps.
     if let Ok(plan) = &ext4
@@ -30,6 +31,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let Ok(summary) = check(&bootstrap) else { return };
     let tree = tree.expect("a sound image has a tree");
+    across_blobs.expect("a sound image can be looked through");
     assert!(!matches!(ext4, Err(Refused::Broken(_))), "a sound image is refused: {ext4:?}");
     let options = BootstrapOptions {
         chunk_size: bootstrap.chunk_size(),

@@ -138,11 +138,12 @@ impl Drivers {
         error: &io::Error,
     ) -> (DriverChoice, String) {
         match driver {
-            DriverChoice::Loop if self.try_ext4().await.is_ok() => {
-                (DriverChoice::Ext4, format!("loop is not for this image: {error}"))
-            }
             DriverChoice::Loop => {
-                (DriverChoice::Fuse, format!("loop is not for this image: {error}"))
+                let next = match self.try_ext4().await {
+                    Ok(()) => DriverChoice::Ext4,
+                    Err(_) => DriverChoice::Fuse,
+                };
+                (next, format!("loop is not for this image: {error}"))
             }
             _ => (DriverChoice::Fuse, format!("ext4 cannot hold this image: {error}")),
         }

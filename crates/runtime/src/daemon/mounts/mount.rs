@@ -260,10 +260,9 @@ impl Node {
 /// Returns whether the driver is none for this image: ext4 has no place for something in it, or the
 /// kernel would read it wrongly from several loop devices.
 fn is_refused(error: &io::Error) -> bool {
-    let is_for_this_image = |inner: &(dyn std::error::Error + 'static)| {
-        inner.is::<ext4::Refused>() || inner.is::<loop_devices::WrongReads>()
-    };
-    error.get_ref().is_some_and(|inner| is_for_this_image(inner))
+    error
+        .get_ref()
+        .is_some_and(|inner| inner.is::<ext4::Refused>() || inner.is::<loop_devices::WrongReads>())
 }
 
 async fn unmount(mount: &Mount, mountpoint: &Path, in_use: InUse) -> Result<(), DaemonError> {

@@ -10,17 +10,16 @@ use std::{
 use super::{Bootstrap, bootstrap::Budget};
 use crate::{
     FormatError,
-    erofs::{FileType, InodeView, Nid},
+    erofs::{FileType, InodeView},
 };
 
 impl<B: AsRef<[u8]>> Bootstrap<B> {
-    /// Finds a file with a chunk that ends at a place in one blob, and a next chunk that begins at
-    /// the same place in another blob. `None` if there is none.
+    /// Finds a file in which one chunk ends at some offset of its blob, and the next chunk begins
+    /// at the same offset of another blob.
     ///
-    /// Linux reads both chunks from the first blob when it reads ahead from one to the other, if
-    /// blobs are block devices: `iomap` joins reads of consecutive sectors without comparing their
-    /// devices. Files that back a mount directly, and blobs that are parts of one device, are read
-    /// right.
+    /// Where each blob is a block device, Linux reads both chunks from the first device if one read
+    /// covers their border: `iomap` merges reads of consecutive sectors without comparing devices.
+    /// Mounts that are backed by files, and blobs that share a device, are not affected.
     pub fn file_across_blobs(&self) -> Result<Option<PathBuf>, FormatError> {
         if self.blobs().len() < 2 {
             return Ok(None);
@@ -32,30 +31,32 @@ impl<B: AsRef<[u8]>> Bootstrap<B> {
             budget.charge(&self.inode(nid)?, self.chunk_size())?;
             for entry in self.read_dir(nid, 0)? {
                 let entry = entry?;
-                let is_file = entry.file_type == FileType::Regular;
-                let is_directory = entry.file_type == FileType::Directory;
-                if entry.is_dot() || !(is_file || is_directory) || !seen.insert(entry.nid) {
-                    continue;
-                }
-                let path = path.join(OsStr::from_bytes(entry.name));
-                if is_directory {
-                    pending.push_back((entry.nid, path));
-                } else if self.is_across_blobs(entry.nid, &mut budget)? {
-                    return Ok(Some(path));
+                let path = || path.join(OsStr::from_bytes(entry.name));
+                match entry.file_type {
+                    FileType::Directory if !entry.is_dot() && seen.insert(entry.nid) => {
+                        pending.push_back((entry.nid, path()));
+                    }
+                    FileType::Regular => {
+                        let inode = self.inode(entry.nid)?;
+                        // Most files have one chunk. Others may have many names.
+                        if inode.size > self.chunk_size().into()
+                            && seen.insert(entry.nid)
+                            && self.is_across_blobs(&inode, &mut budget)?
+                        {
+                            return Ok(Some(path()));
+                        }
+                    }
+                    _ => {}
                 }
             }
         }
         Ok(None)
     }
 
-    fn is_across_blobs(&self, file: Nid, budget: &mut Budget) -> Result<bool, FormatError> {
-        let inode: InodeView = self.inode(file)?;
-        if inode.file_type != FileType::Regular {
-            return Ok(false);
-        }
-        budget.charge(&inode, self.chunk_size())?;
+    fn is_across_blobs(&self, file: &InodeView, budget: &mut Budget) -> Result<bool, FormatError> {
+        budget.charge(file, self.chunk_size())?;
         let mut previous = None;
-        for chunk in self.chunks_of(&inode)? {
+        for chunk in self.chunks_of(file)? {
             let (chunk, at) = chunk?;
             // Only the last chunk of a file can be shorter.
             let end = at.0 + u64::from(self.chunk_size());

@@ -257,7 +257,7 @@ impl Node {
     }
 }
 
-/// Returns whether the driver is none for this image: ext4 has no place for something in it, or the
+/// Returns whether the driver cannot take this image: ext4 has no place for something in it, or the
 /// kernel would read it wrongly from several loop devices.
 fn is_refused(error: &io::Error) -> bool {
     error

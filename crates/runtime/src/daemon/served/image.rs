@@ -224,12 +224,13 @@ impl ServedImage {
         let (other, blobs) = (session.clone(), self.blobs.clone());
         let (bootstrap, directory) = (self.stored.bootstrap.clone(), self.stored.directory.clone());
         let make = move || {
+            if format == Format::Erofs {
+                loop_devices::must_be_read_right(&bootstrap)?;
+            }
             let disks = attach(&other, &blobs)?;
             let mounted = match format {
                 Format::Erofs => {
-                    let path = image::bootstrap_path(&directory);
-                    loop_devices::must_be_read_right(&bootstrap)?;
-                    loop_devices::mount(&other, &path, &disks)?
+                    loop_devices::mount(&other, &image::bootstrap_path(&directory), &disks)?
                 }
                 Format::Ext4 => ext4::mount(&other, &bootstrap, &directory, &disks)?,
             };
@@ -320,11 +321,15 @@ impl ServedImage {
         let mut current = self.current_on_disks(record.backing.format()).lock().await;
         let (other, blobs) = (session.clone(), self.blobs.clone());
         let numbers = record.loops.clone().unwrap_or_default();
-        let disks = blocking(move || adopt(&other, &blobs, &numbers)).await?;
-        let right = match record.backing.format() {
-            Format::Erofs => loop_devices::must_be_read_right(&self.stored.bootstrap),
-            Format::Ext4 => Ok(()),
+        let (format, bootstrap) = (record.backing.format(), self.stored.bootstrap.clone());
+        let adopt = move || {
+            let right = match format {
+                Format::Erofs => loop_devices::must_be_read_right(&bootstrap),
+                Format::Ext4 => Ok(()),
+            };
+            adopt(&other, &blobs, &numbers).map(|disks| (disks, right))
         };
+        let (disks, right) = blocking(adopt).await?;
         let backends = BlobBackends::Disks(session.clone(), disks);
         for place in places {
             let adopted = ImageMount::adopt(place, record.backing.clone())?;

@@ -64,8 +64,8 @@ impl TestMount {
     }
 }
 
-/// Repeats an unmount: a program that another test starts has copies of our open files until it is
-/// executed.
+/// Retries an unmount: a program that another test starts keeps copies of our open files until it
+/// is executed.
 fn until_unused<E: Display>(unmount: impl Fn() -> Result<(), E>) {
     let begun = Instant::now();
     while let Err(error) = unmount() {

@@ -16,6 +16,7 @@ use std::{
 };
 
 use lazuli_image::{Algorithm, Digest};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Notify;
 
 use super::{
@@ -144,7 +145,8 @@ impl Cache {
         let lacking = self.lacking(0);
         if lacking > 0 && self.budget.since.get().is_some() {
             let evicting = lock(&self.budget.evicting);
-            self.free_unused(lacking);
+            let waits = since_boot() < self.settings.after_boot;
+            self.free_unused(lacking, if waits { Vec::new() } else { self.unused_since() });
             drop(evicting);
         }
         let max = self.settings.max_bytes.unwrap_or(u64::MAX);
@@ -172,7 +174,7 @@ impl Cache {
     /// Gives up about `bytes`, for a reader if one needs them, and returns how many it were.
     fn free(&self, bytes: u64, reader: Option<Account>) -> u64 {
         let Some(since) = self.budget.since.get() else { return 0 };
-        let mut freed = self.free_unused(bytes);
+        let mut freed = self.free_unused(bytes, self.unused_since());
         // Before that, a process before this one may have let a reader through that is still on the
         // way.
         if freed < bytes && since.elapsed() >= self.settings.grace {
@@ -181,10 +183,10 @@ impl Cache {
         freed
     }
 
-    /// Gives up about `bytes` of blobs that are not open, and of files beside them that nothing
+    /// Gives up about `bytes` of `blobs`, which are not open, and of files beside them that nothing
     /// uses, and returns how many it were.
-    fn free_unused(&self, bytes: u64) -> u64 {
-        let blobs = self.unused_since().into_iter().map(|(last, dir)| (last, Unused::Blob(dir)));
+    fn free_unused(&self, bytes: u64, blobs: Vec<(SystemTime, PathBuf)>) -> u64 {
+        let blobs = blobs.into_iter().map(|(last, dir)| (last, Unused::Blob(dir)));
         let beside = self.unused_extra_files().into_iter();
         let beside = beside.map(|(last, path)| (last, Unused::ExtraFiles(path)));
         let mut all: Vec<_> = blobs.chain(beside).collect();
@@ -342,6 +344,12 @@ impl Cache {
         }
         all
     }
+}
+
+/// Time since the machine's boot.
+fn since_boot() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::from_secs(now.tv_sec.unsigned_abs())
 }
 
 /// Enforces the budget for as long as there is a cache.

@@ -85,6 +85,8 @@ pub struct Settings {
     pub max_bytes: Option<u64>,
     /// Space to keep free on the disk, as far as evicting blobs that no image uses achieves it.
     pub keep_free: Option<KeepFree>,
+    /// How long after the machine's boot blobs stay though [`Settings::keep_free`] does not hold.
+    pub after_boot: Duration,
     /// Directories whose subdirectories' files count as well.
     pub metadata: Vec<PathBuf>,
     /// How long a chunk of a blob in use must not have been asked for before it may be given up.
@@ -102,6 +104,8 @@ impl Default for Settings {
             deadline: Duration::from_secs(60),
             max_bytes: None,
             keep_free: None,
+            // Nothing is mounted then, and what starts containers starts after the daemon.
+            after_boot: Duration::from_secs(300),
             metadata: Vec::new(),
             grace: Duration::from_secs(60),
         }

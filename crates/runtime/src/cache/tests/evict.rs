@@ -9,7 +9,10 @@ use std::{
 use lazuli_image::Digest;
 
 use super::*;
-use crate::cache::{ExtraFiles, KeepFree};
+use crate::{
+    cache::{ExtraFiles, KeepFree},
+    sharing::Account,
+};
 
 const CHUNK: usize = 64 << 10;
 
@@ -162,6 +165,31 @@ async fn a_full_disk_evicts_unused_blobs_only() {
     cache.enforce().unwrap();
     assert_eq!((cache.evictions().chunks, blobs[0].stats().chunks_ready), (0, 4));
     assert!(!cache.has_room_for_the_rest(1));
+}
+
+#[tokio::test]
+async fn after_a_boot_unused_blobs_go_for_the_budget_and_full_disks_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::new(&[CHUNK; 4]);
+    let after_boot = Duration::MAX;
+    let keep_free = Some(KeepFree::Bytes(u64::MAX));
+    let evicts = async |settings: Settings, press: fn(&Cache, Account)| {
+        let cache = Cache::open(dir.path(), settings).unwrap();
+        let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
+        blob.ensure(sample.all()).await.unwrap();
+        blob.completed().await;
+        let account = blob.account();
+        drop(blob);
+        cache.start_evicting();
+        press(&cache, account);
+        cache.evictions().blobs == 1
+    };
+    let enforce = |cache: &Cache, _: Account| cache.enforce().unwrap();
+    assert!(!evicts(Settings { keep_free, after_boot, ..settings(0) }, enforce).await);
+    let full = |cache: &Cache, account: Account| cache.make_room(1, account);
+    assert!(evicts(Settings { keep_free, after_boot, ..settings(0) }, full).await);
+    assert!(evicts(Settings { after_boot, ..limited(1, Duration::ZERO) }, enforce).await);
+    assert!(evicts(Settings { keep_free, ..settings(0) }, enforce).await);
 }
 
 /// With bytes that would leave a twentieth of the disk free: far from both limits, since other

@@ -105,7 +105,8 @@ impl Sample {
 fn settings(amplify: u64) -> Settings {
     // Flushes happen only where a test asks for them.
     let flush_after = Duration::from_secs(3600);
-    Settings { amplify, flush_after, grace: Duration::from_millis(200), ..Settings::default() }
+    let (grace, after_boot) = (Duration::from_millis(200), Duration::ZERO);
+    Settings { amplify, flush_after, grace, after_boot, ..Settings::default() }
 }
 
 /// A cache in a directory of its own with one blob in it.

@@ -1,6 +1,9 @@
 """Pods of many kinds with lazy images."""
 
+import base64
+import contextlib
 import json
+import shutil
 import time
 
 from ..images import LOGIN, OPEN, PRIVATE
@@ -49,6 +52,13 @@ def exec_and_debug(cluster):
 
 def static_pod(cluster):
     """A pod that the kubelet reads from a file."""
+    with static(cluster, f"{OPEN}/redis:lazy"):
+        return "runs"
+
+
+@contextlib.contextmanager
+def static(cluster, image):
+    """The pod static-node1, which no secret of the cluster reaches."""
     directory = cluster.node.root / "etc/kubernetes/manifests"
     directory.mkdir()
     config = cluster.node.root / "etc/kubernetes/kubelet.yaml"
@@ -57,17 +67,17 @@ def static_pod(cluster):
     cluster.node.run("systemctl", "restart", "kubelet")
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "static", "annotations": {}},
            "spec": {"terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False,
-                    "containers": [{"name": "main", "image": f"{OPEN}/redis:lazy", "command": ["sleep", "infinity"]}]}}
+                    "containers": [{"name": "main", "image": image, "command": ["sleep", "infinity"]}]}}
     (directory / "static.json").write_text(json.dumps(pod))
     try:
         cluster.ready("static-node1")
+        yield
     finally:
         (directory / "static.json").unlink()
         wait(60, "the static pod to end", lambda: not cluster.kubectl("get", "pod", "static-node1", "--ignore-not-found"))
         config.write_text(before)
         directory.rmdir()
         cluster.node.run("systemctl", "restart", "kubelet")
-    return "runs"
 
 
 def roll_out(cluster):
@@ -125,6 +135,63 @@ def secret_rotated(cluster):
             passwords.write_text(before)
     return ("rotated: the old one is refused, and pods that run read on with the new one; withdrawn: new pods are refused, "
             "those that run read what is there, and get EIO for the rest")
+
+
+PROVIDER = """#!/bin/sh
+cat <<ANSWER
+{"kind": "CredentialProviderResponse", "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "cacheKeyType": "Image",
+ "auth": {"%s": {"username": "%s", "password": "%s"}}}
+ANSWER
+"""
+
+
+def credential_provider(cluster):
+    """A static pod with a private image, whose login the kubelet gets from a plugin."""
+    image = cluster.images.private("debian-slim", "provided", 8 << 20)
+    root, directory = cluster.node.root, "/usr/local/libexec/credentials"
+    (root / directory[1:]).mkdir(parents=True)
+    program = root / directory[1:] / "provider"
+    program.write_text(PROVIDER % (PRIVATE, *LOGIN.split(":")))
+    program.chmod(0o755)
+    config = {"apiVersion": "kubelet.config.k8s.io/v1", "kind": "CredentialProviderConfig",
+              "providers": [{"name": "provider", "matchImages": [PRIVATE], "defaultCacheDuration": "0s",
+                             "apiVersion": "credentialprovider.kubelet.k8s.io/v1"}]}
+    (root / "etc/kubernetes/credentials.json").write_text(json.dumps(config))
+    node = root / "etc/kubernetes/node"
+    before = node.read_text()
+    node.write_text(f"{before}FLAGS='--image-credential-provider-config=/etc/kubernetes/credentials.json "
+                    f"--image-credential-provider-bin-dir={directory}'\n")
+    try:
+        with static(cluster, image):
+            expect(cluster.mount_of(image), "the image is not mounted lazily")
+            read(cluster, "static-node1", 4)
+    finally:
+        node.write_text(before)
+        cluster.node.run("systemctl", "restart", "kubelet")
+    return "a static pod starts lazily with the login of a plugin, and its data is read"
+
+
+def without_the_mirror(cluster):
+    """A private image whose data the node reads with a login of its own."""
+    # Lazuli keeps the logins of the repository of any other.
+    image = cluster.images.private("redis-next", "far", 8 << 20)
+    user, password = LOGIN.split(":")
+    log_in(cluster, user, password)
+    file = cluster.node.root / "root/.docker/config.json"
+    cluster.node.run("lazuli", "setup", "mirror", "--undo")
+    try:
+        cluster.start("without", image, imagePullSecrets=SECRET)
+        refused(cluster, "without")
+        file.parent.mkdir()
+        login = base64.b64encode(LOGIN.encode()).decode()
+        file.write_text(json.dumps({"auths": {PRIVATE: {"auth": login}}}))
+        cluster.run("with", image, imagePullSecrets=SECRET)
+        expect(cluster.mount_of(image), "the image is not mounted lazily")
+        read(cluster, "with", 4)
+    finally:
+        shutil.rmtree(file.parent, ignore_errors=True)
+        cluster.node.run("lazuli", "setup", "mirror")
+    return "refused without a login of the node's; with one in /root/.docker the pod starts and its data is read"
 
 
 SECRET = [{"name": "login"}]
@@ -225,6 +292,8 @@ SCENARIOS = [
     (roll_out, "roll-out"),
     (pull_secret, "pull secret"),
     (secret_rotated, "pull secret, rotated and withdrawn"),
+    (credential_provider, "credential provider of the kubelet, static pod"),
+    (without_the_mirror, "pull secret without the mirror"),
     (user_namespace, "`hostUsers: false`"),
     (fuse_beside_user_namespaces, "`hostUsers: false` beside an image served by FUSE"),
     (both_forms, "one tag with both forms"),

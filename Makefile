@@ -7,12 +7,15 @@ ROOT := $(if $(filter 0,$(shell id -u)),,sudo -E env PATH=$(PATH))
 BENCHES := hello update scale prefetch pull beside fs density pods build
 FUZZ_SECONDS ?= 60
 MINUTES ?= 2
+# Scenarios in which the kubelet or the service's processes meet groups.
+WITH_CGROUP_V2 := statistics,ephemeral-storage,user-namespace,worker-killed,both-killed,cgroup-drivers
 # The commit that `package-test` upgrades from.
 EARLIER := 6f5581c
 
 .DEFAULT_GOAL := help
 .PHONY: help build deb static demo demo-containerd demo-fleet p2p test package-test metrics-test \
-	test-clients test-helm e2e-kubernetes test-kernels test-vm soak check deny compat multimake bench \
+	test-clients test-helm e2e-kubernetes e2e-kubernetes-guest test-kernels test-vm soak check deny compat \
+	multimake bench \
 	$(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire treelist
 .SILENT: help
 
@@ -78,6 +81,14 @@ e2e-kubernetes: ## a cluster, with MINUTES=2 of pods (half an hour, the first ti
 	$(ROOT) tests/kubernetes/cluster/run --minutes $(MINUTES) \
 		--table target/kubernetes/seen.md target/release/lazuli target/release \
 		"$$(scripts/corpus busybox debian-slim redis redis-next python-slim python)"
+
+e2e-kubernetes-guest: ## some of it with cgroup v2, in qemu; KERNELS=6.12 (an hour)
+	scripts/install-deps e2e-kubernetes test-kernels
+	$(MAKE) --no-print-directory binary cri wire
+	corpus="$$(scripts/corpus busybox debian-slim redis redis-next)"; \
+	for kernel in $(or $(KERNELS),6.12); do \
+		$(ROOT) tests/kubernetes/cluster/guest $$kernel target/release/lazuli target/release \
+			"$$corpus" --only $(WITH_CGROUP_V2) || exit 1; done
 
 p2p: ## fleets, misses and outages of Dragonfly, to target/bench (30 minutes)
 	scripts/install-deps demo-fleet

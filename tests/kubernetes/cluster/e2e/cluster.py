@@ -8,8 +8,8 @@ import time
 from .docs import REPOSITORY, Docs
 from .images import NODE_IMAGE, Images
 from .node import Node
-from .shell import wait
-from .table import expect
+from .shell import PATIENCE, wait
+from .table import Failed, expect
 
 READY = 90
 
@@ -33,8 +33,12 @@ class Cluster:
             wait(60, "the registries", lambda: self.node.sh("curl -s 127.0.0.1:5000/v2/ > /dev/null && echo yes"))
             self.images.push_all()
             print(f"▸ images, pushed after {time.monotonic() - started:.0f} s", flush=True)
-            wait(120, "the node to be Ready", self.node_is_ready)
-            wait(60, "the default service account", lambda: self.kubectl("get", "serviceaccount", "default"))
+            try:
+                wait(120, "the node to be Ready", self.node_is_ready)
+                wait(60, "the default service account", lambda: self.kubectl("get", "serviceaccount", "default"))
+            except Failed:
+                self.explain()
+                raise
             print(f"▸ a cluster, Ready after {time.monotonic() - started:.0f} s", flush=True)
             self.stack = stack.pop_all()
         return self
@@ -72,7 +76,7 @@ class Cluster:
 
     def rolled_out(self, deployment, seconds=READY):
         """Waits until a deployment has its pods."""
-        self.kubectl("rollout", "status", "deployment", deployment, f"--timeout={seconds}s")
+        self.kubectl("rollout", "status", "deployment", deployment, f"--timeout={seconds * PATIENCE:.0f}s")
 
     # pods
 
@@ -120,7 +124,7 @@ class Cluster:
 
     def tidy(self):
         """Deletes what a scenario left."""
-        self.kubectl("delete", "pods,deployments,daemonsets,secrets,jobs", "--all", "--grace-period=0", "--force", "--timeout=60s")
+        self.kubectl("delete", "pods,deployments,daemonsets,secrets,jobs", "--all", "--grace-period=0", "--force", f"--timeout={60 * PATIENCE:.0f}s")
         wait(60, "pods to be gone", lambda: not self.kubectl("get", "pods", "--output=name"))
 
     # the node
@@ -166,6 +170,7 @@ class Cluster:
                        "kubectl get events --all-namespaces --field-selector=type!=Normal | tail -n 15",
                        "kubectl -n lazuli logs daemonset/lazuli --tail=20",
                        "journalctl -u lazuli --no-pager -o cat | tail -n 15",
+                       "journalctl -u etcd -u kube-apiserver -u kubelet --no-pager -o cat | grep -E '^[EF][0-9]|^(etcd|kube)' | tail -n 20",
                        "journalctl -u containerd --no-pager -o cat | grep -E 'level=(error|warn)' | tail -n 8"):
             with contextlib.suppress(Exception):
                 print("    $ " + script + "\n" + "\n".join("    " + line[:400] for line in self.node.sh(script + " 2>&1").splitlines()))

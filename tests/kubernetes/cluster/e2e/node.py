@@ -12,13 +12,14 @@ from pathlib import Path
 
 from . import certificates
 from .docs import REPOSITORY
-from .shell import run, wait
+from .shell import PATIENCE, run, wait
 
 HERE = REPOSITORY / "tests/kubernetes/cluster"
 FILES = HERE / "files"
 PACKAGES = ("systemd systemd-sysv dbus procps iproute2 iptables mount kmod e2fsprogs ca-certificates conntrack socat uidmap "
             "libseccomp2 containernetworking-plugins docker-registry apache2-utils openssl curl").split()
 DISK = 8 << 30
+CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
 
 PLACES = {
     "start-kubelet": "usr/local/sbin",
@@ -76,6 +77,10 @@ class Node:
             place = PLACES.get(file.name, "etc/systemd/system")
             (self.root / place).mkdir(parents=True, exist_ok=True)
             shutil.copy(file, self.root / place)
+        # With v2, what kubeadm chooses.
+        self.cgroup_driver("systemd" if CGROUP_V2 else "cgroupfs")
+        (self.root / "etc/systemd/system.conf.d").mkdir(exist_ok=True)
+        (self.root / "etc/systemd/system.conf.d/patience.conf").write_text(f"[Manager]\nDefaultTimeoutStartSec={90 * PATIENCE:.0f}\n")
         (self.root / "etc/hosts").write_text("127.0.0.1 localhost\n10.123.0.1 node1\n")
         (self.root / "etc/containerd/config.toml").write_text(run(containerd / "containerd", "config", "default"))
         (self.root / "etc/containerd/certs.d").mkdir()
@@ -92,6 +97,15 @@ class Node:
         run("chroot", self.root, "htpasswd", "-Bbc", "/etc/registry/passwords", "puller", "secret")
         run("chroot", self.root, "systemctl", "disable", "docker-registry", "apt-daily.timer", "apt-daily-upgrade.timer")
 
+    def cgroup_driver(self, driver):
+        """Configures kubelet and runc for it."""
+        kubelet = self.root / "etc/kubernetes/kubelet.yaml"
+        lines = [f"cgroupDriver: {driver}" if line.startswith("cgroupDriver:") else line for line in kubelet.read_text().splitlines()]
+        kubelet.write_text("\n".join(lines) + "\n")
+        runc = self.root / "etc/containerd/conf.d/runc.toml"
+        runc.write_text("version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc.options]\n"
+                        f"  SystemdCgroup = {str(driver == 'systemd').lower()}\n")
+
     def boot(self):
         """Starts the node's first process."""
         self.log = open(self.scratch / "systemd.log", "w")
@@ -106,8 +120,10 @@ class Node:
         if self.process.poll() is not None:
             raise RuntimeError(f"the node does not boot: {(self.scratch / 'systemd.log').read_text()[-2000:]}")
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        if children and Path(f"/proc/{children[0]}/comm").read_text() == "systemd\n":
-            return int(children[0])
+        # Other children come and go before.
+        with contextlib.suppress(FileNotFoundError):
+            if children and Path(f"/proc/{children[0]}/comm").read_text() == "systemd\n":
+                return int(children[0])
         return None
 
     def reboot(self):
@@ -115,7 +131,7 @@ class Node:
         with contextlib.suppress(Exception):
             self.sh("systemctl --force poweroff", timeout=60)
         try:
-            self.process.wait(90)
+            self.process.wait(90 * PATIENCE)
         except subprocess.TimeoutExpired:
             os.kill(self.pid, signal.SIGKILL)
             self.process.wait(30)

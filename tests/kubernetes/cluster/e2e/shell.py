@@ -1,9 +1,13 @@
 """Runs programs, and waits for conditions."""
 
+import os
 import subprocess
 import time
 
 from .table import Failed
+
+# How many times longer than usual everything may take: an emulated machine is slow.
+PATIENCE = float(os.environ.get("LAZULI_PATIENCE", 1))
 
 
 def run(*command, **options):
@@ -11,6 +15,8 @@ def run(*command, **options):
 
     A failure says which program it was, and what it printed.
     """
+    if "timeout" in options:
+        options["timeout"] *= PATIENCE
     result = subprocess.run([str(part) for part in command], text=True, capture_output=True, **options)
     if result.returncode:
         said = (result.stderr or result.stdout).strip()[-2000:]
@@ -24,6 +30,7 @@ def wait(seconds, what, condition, step=0.2):
 
     A condition that fails is not true yet.
     """
+    seconds *= PATIENCE
     deadline = time.monotonic() + seconds
     last = ""
     while True:
@@ -34,5 +41,5 @@ def wait(seconds, what, condition, step=0.2):
         except Failed as error:
             last = f": {error}"
         if time.monotonic() > deadline:
-            raise Failed(f"waited {seconds} s for {what}{last}")
+            raise Failed(f"waited {seconds:.0f} s for {what}{last}")
         time.sleep(step)

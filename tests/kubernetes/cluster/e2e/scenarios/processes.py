@@ -5,7 +5,7 @@ import subprocess
 import time
 
 from ..images import OPEN
-from ..shell import wait
+from ..shell import PATIENCE, wait
 from ..table import expect
 
 READER = "while [ ! -e /tmp/stop ]; do find /usr /bin -xdev -type f -exec md5sum {} + | sort | md5sum || exit 1; done"
@@ -26,7 +26,7 @@ def reader(cluster, name="reader", image=f"{OPEN}/redis:lazy"):
         time.sleep(1)
         yield passes
         cluster.exec(name, "touch", "/tmp/stop")
-        sums, errors = process.communicate(timeout=120)
+        sums, errors = process.communicate(timeout=120 * PATIENCE)
         expect(process.returncode == 0, f"a reader saw an error: {errors[-500:]}")
         expect(len(set(sums.split("\n")) - {""}) == 1, f"a reader saw different bytes: {sums}")
         passes.append(sums.count("\n"))

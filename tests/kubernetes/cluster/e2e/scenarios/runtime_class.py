@@ -39,7 +39,7 @@ def cgroup_drivers(cluster):
         cluster.tidy()
         become(cluster, "runtime")
         cluster.run("lazy", f"{OPEN}/redis:lazy", runtimeClassName="lazuli", **PULLED)
-        group = cluster.node.sh("cat /proc/$(pgrep -f '^sleep infinity' | tail -n 1)/cgroup | grep memory | cut -d: -f3")
+        group = cluster.node.sh("cat /proc/$(pgrep -f '^sleep infinity' | tail -n 1)/cgroup | grep -m 1 -E ':memory:|^0::' | cut -d: -f3")
         expect("kubepods" in group, f"with {driver} the pod is in {group}")
         usage = wait(60, f"the pod's memory to be counted with {driver}", lambda: memory(cluster, "lazy"))
         seen.append(f"{driver}: in {next(part for part in group.split('/') if part.startswith('kubepods'))}, {usage >> 10} KiB counted")
@@ -56,12 +56,7 @@ def memory(cluster, name):
 
 def kubelet_driver(cluster, driver):
     """Gives kubelet and containerd another cgroup driver, as an operator does on a drained node."""
-    kubelet = cluster.node.root / "etc/kubernetes/kubelet.yaml"
-    lines = [f"cgroupDriver: {driver}" if line.startswith("cgroupDriver:") else line for line in kubelet.read_text().splitlines()]
-    kubelet.write_text("\n".join(lines) + "\n")
-    site = cluster.node.root / "etc/containerd/conf.d/runc.toml"
-    site.write_text("version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc.options]\n"
-                    f"  SystemdCgroup = {str(driver == 'systemd').lower()}\n")
+    cluster.node.cgroup_driver(driver)
     cluster.node.run("systemctl", "stop", "kubelet")
     cluster.restart_runtime()
     cluster.node.run("systemctl", "start", "kubelet")

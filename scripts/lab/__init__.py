@@ -2,13 +2,13 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import statistics
 import string
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -55,7 +55,9 @@ def scratch(name):
     daemons and this directory go away."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(130))
-    directory = Path(tempfile.mkdtemp(prefix=f"lazuli-{name}-", dir="/var/tmp"))
+    # Not mkdtemp: containerd refuses some of its names as the names of namespaces.
+    directory = Path(f"/var/tmp/lazuli-{name}-{secrets.token_hex(4)}")
+    directory.mkdir()
     directory.chmod(0o755)
     try:
         yield directory

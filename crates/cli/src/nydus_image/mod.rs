@@ -1,5 +1,5 @@
 //! The command under the name `nydus-image`, which upstream's tools (nydus-snapshotter's converter,
-//! and so nydusify and nerdctl) call to make images. It has exactly the verbs and
+//! and so nydusify, nerdctl, BuildKit and acceld) call to make images. It has exactly the verbs and
 //! options that they pass; the command line refuses all others.
 //!
 //! ```text
@@ -38,8 +38,8 @@ struct Arguments {
     verb: Verb,
 }
 
-/// In upstream's format, for programs that parse it.
-const VERSION: &str = concat!("\nVersion: \t", env!("CARGO_PKG_VERSION"), " (Lazuli)");
+/// In upstream's format, for programs that parse it: acceld notes what begins with `v`.
+const VERSION: &str = concat!("\nVersion: \tv", env!("CARGO_PKG_VERSION"), " (Lazuli)");
 
 #[derive(Debug, Subcommand)]
 enum Verb {

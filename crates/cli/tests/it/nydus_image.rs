@@ -340,7 +340,8 @@ fn the_help_lists_exactly_the_supported_options() {
     assert!(help.contains("--type") && help.contains("tar-rafs"), "{help}");
     assert!(help.contains("--batch-size") && !help.contains("--encrypt"), "{help}");
     assert!(
-        ok(&lazuli, &["--version"], "").contains(concat!("Version: \t", env!("CARGO_PKG_VERSION")))
+        ok(&lazuli, &["--version"], "")
+            .contains(concat!("Version: \tv", env!("CARGO_PKG_VERSION")))
     );
     fs::write(lazuli.path("x"), "").unwrap();
     let create = ["create", "x", "--blob", "blob", "--blob-inline-meta"];

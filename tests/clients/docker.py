@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 
+import debian13
 import through_mirror
 from lab import background, corpus, run
 from lab.coldstart import image_size
@@ -38,14 +39,11 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri",
 def prepare(work):
     """Make what needs a network."""
     corpus(IMAGE)
-    system = work / "system"
-    run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "trixie", system)
+    debian13.make(work, PACKAGES)
 
 
 def main(work):
-    # Only here: the programs of Debian 13 and their libraries come first.
-    options = f"lowerdir={work}/system/usr:/usr"
-    run("mount", "-t", "overlay", "-o", options, "overlay", "/usr")
+    debian13.lay_over(work)
     os.environ["LAZULI_CONTAINERD"] = "/usr/bin"
     for form in FORMS:
         with scene(work / form, "lazuli", config=CONTAINERD) as node, dockerd(node) as docker:

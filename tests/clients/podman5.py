@@ -7,6 +7,7 @@ the packages that nerdctl and podman use.
 import json
 import sys
 
+import debian13
 import quadlets
 import through_mirror
 from lab import REPOSITORY, corpus, run
@@ -28,15 +29,11 @@ def prepare(work):
     maker = seekable.build(work)
     for form in FORMS:
         seekable.make(maker, form, layout, work)
-    system = work / "system"
-    run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "trixie", system)
-    quadlets.install(system)
+    quadlets.install(debian13.make(work, PACKAGES))
 
 
 def main(work):
-    # Only here: the programs of Debian 13 and their libraries come first.
-    options = f"lowerdir={work}/system/usr:/usr"
-    run("mount", "-t", "overlay", "-o", options, "overlay", "/usr")
+    debian13.lay_over(work)
     print(run("podman", "--version").decode().strip(), flush=True)
     with scene(work / "scene-lazy") as node:
         image = node.publish(IMAGE, ["lazy"])["lazy"]

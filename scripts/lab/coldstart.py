@@ -97,6 +97,10 @@ def watch(command, expect, began):
 
 
 def image_size(reference):
-    """The bytes of all layers of an image in a registry."""
-    manifest = run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{reference}")
-    return layers_size(json.loads(manifest))
+    """The bytes of all layers of an image in a registry, of an index's first one."""
+    raw = run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{reference}")
+    manifest = json.loads(raw)
+    if "manifests" in manifest:
+        repository = reference.rpartition(":")[0]
+        return image_size(f"{repository}@{manifest['manifests'][0]['digest']}")
+    return layers_size(manifest)

@@ -20,6 +20,9 @@ from scene import FORMS, TIMEOUT, expect, expect_failure, mb, saw, scene
 IMAGE = "redis"
 STEP = "redis-server --version && echo built > /built"
 
+# Has an exporter make lazy images.
+NYDUS = "compression=nydus,force-compression=true,oci-mediatypes=true"
+
 # What is measured: an image of 360 MB, at a distance.
 BIG, BIG_STEP = "python", "python3 -c 'import json, sys; print(json.dumps(sys.version))'"
 ROUND_TRIP_MS, MEGABITS, ROUNDS = 20, 1000, 3
@@ -45,6 +48,11 @@ root = "{work}/buildkit-{snapshotter}"
 def prepare(_work):
     """Make what needs a network."""
     corpus(IMAGE, BIG)
+    programs()
+
+
+def programs():
+    """Make the programs, and have them found."""
     for name in ("containerd", "nerdctl", "buildkit"):
         built = subprocess.check_output([REPOSITORY / "scripts" / name], text=True)
         os.environ[f"LAZULI_{name.upper()}"] = built.strip()
@@ -70,9 +78,7 @@ def buildkit(node, snapshotter, registry, program="buildkitd", **environment):
     buildctl = ["buildctl", "--addr", address]
 
     def build(base, step, *options):
-        directory = work / "context"
-        directory.mkdir(exist_ok=True)
-        (directory / "Dockerfile").write_text(f"FROM {base}\nUSER root\nRUN {step}\n")
+        directory = context(node, base, step)
         run(*buildctl, "build", "--frontend", "dockerfile.v0", "--local", f"context={directory}",
             "--local", f"dockerfile={directory}", *options)
 
@@ -83,6 +89,25 @@ def buildkit(node, snapshotter, registry, program="buildkitd", **environment):
     with background(program, "--config", config, log=work / "buildkitd.log", ready=ready,
                     timeout=TIMEOUT, env=os.environ | environment):
         yield build
+
+
+@contextlib.contextmanager
+def exporter(node, snapshotter):
+    """The same with one that exports lazy images, with lazuli as its nydus-image."""
+    builder = node.work / "nydus-image"
+    builder.symlink_to(Lazuli.BINARY)
+    tagged = {"NYDUS_BUILDER": str(builder), "NYDUS_WORKDIR": str(node.work / "nydus")}
+    registry = node.registry.address
+    with buildkit(node, snapshotter, registry, "buildkitd-nydus", **tagged) as build:
+        yield build
+
+
+def context(node, base, step):
+    """The directory of a build that has one step."""
+    directory = node.work / "context"
+    directory.mkdir(exist_ok=True)
+    (directory / "Dockerfile").write_text(f"FROM {base}\nUSER root\nRUN {step}\n")
+    return directory
 
 
 def everything(node, form):
@@ -128,16 +153,11 @@ def nerdctl_build(node, nerdctl, image):
 
 
 def export(node):
-    """A BuildKit that exports lazy images, with lazuli as its nydus-image, beside one whose image
-    is converted afterwards."""
-    base, nerdctl = node.publish(IMAGE, {"ordinary"})["ordinary"], Nerdctl(node)
+    """A lazy image from BuildKit, beside an ordinary one that is converted afterwards."""
+    base = node.publish(IMAGE, {"ordinary"})["ordinary"]
     tags = ("nydus", "built", "lazy")
     exported, built, converted = (base.replace(":1", f":{tag}") for tag in tags)
-    builder = node.work / "nydus-image"
-    builder.symlink_to(Lazuli.BINARY)
-    tagged = {"NYDUS_BUILDER": str(builder), "NYDUS_WORKDIR": str(node.work / "nydus")}
-    options = "compression=nydus,force-compression=true,oci-mediatypes=true"
-    with buildkit(node, "overlayfs", node.registry.address, "buildkitd-nydus", **tagged) as build:
+    with exporter(node, "overlayfs") as build:
         build(base, STEP)
         # In this order: BuildKit takes layers as it has them, unless it is told what to make.
         began = time.monotonic()
@@ -146,8 +166,14 @@ def export(node):
         saw("built, then converted", "lazy",
             f"{time.monotonic() - began:.1f} s, {mb(image_size(converted))} MB")
         began = time.monotonic()
-        build(base, STEP, "--output", f"type=image,name={exported},push=true,{options}")
+        build(base, STEP, "--output", f"type=image,name={exported},push=true,{NYDUS}")
         saw("exported", "lazy", f"{time.monotonic() - began:.1f} s, {mb(image_size(exported))} MB")
+    starts_lazily(node, exported)
+
+
+def starts_lazily(node, exported):
+    """Expect that a start of what was exported fetches a part, and shows what was built."""
+    nerdctl = Nerdctl(node)
     with node.registry.counted() as traffic:
         nerdctl("pull", "--quiet", exported)
         expect("v=" in nerdctl.run(exported, "redis-server", "--version"), "its version")

@@ -1,5 +1,5 @@
 use std::{
-    fs::{self, File},
+    fs::File,
     io,
     path::{Path, PathBuf},
 };
@@ -10,12 +10,13 @@ use lazuli_builder::{
     Built, Dictionary, EntryPath, Layer, LayerSource, Options, Whiteouts, build_layer, build_with,
 };
 use lazuli_image::{
-    Algorithm, Codec,
+    Algorithm, Codec, Digest,
     rafs::{Bootstrap, BootstrapOptions, write_bootstrap_with_prefetch},
 };
 
 use super::{
     Common, PrefetchPolicy, bootstrap,
+    directory::{Directory, store},
     output::Output,
     prefetch::{find, patterns},
 };
@@ -41,13 +42,21 @@ pub(super) struct Arguments {
         short = 'B',
         long,
         value_name = "bootstrap",
-        required_unless_present = "blob_inline_meta",
+        required_unless_present_any = ["blob_inline_meta", "blob_dir"],
         conflicts_with = "blob_inline_meta"
     )]
     bootstrap: Option<PathBuf>,
     /// File path to save the generated data blob, or a named pipe
-    #[arg(short, long, value_name = "blob")]
-    blob: PathBuf,
+    #[arg(
+        short,
+        long,
+        value_name = "blob",
+        required_unless_present = "blob_dir",
+        conflicts_with = "blob_dir"
+    )]
+    blob: Option<PathBuf>,
+    #[command(flatten)]
+    directory: Directory,
     /// Put the metadata into the data blob
     #[arg(long, alias = "inline-bootstrap")]
     blob_inline_meta: bool,
@@ -125,10 +134,9 @@ fn size(text: &str) -> Result<u32, std::num::ParseIntError> {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
-    let context = || format!("cannot write {}", arguments.blob.display());
-    // Open it at once: a reader of a pipe waits for a writer, also if an error means that nothing
-    // is written.
-    let mut output = File::create(&arguments.blob).with_context(context)?;
+    // At once: a reader of a pipe waits for a writer, also if an error means that nothing is
+    // written.
+    let output = BlobOutput::open(arguments)?;
     let prefetch = patterns(arguments.prefetch_policy)?;
     let scratch = Scratch::new()?;
     let mut options = Options::new(scratch.path());
@@ -148,31 +156,33 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         stored_size: None,
         source: source(arguments)?,
     };
-    let Some(path) = &arguments.bootstrap else {
+    if arguments.blob_inline_meta {
         let whiteouts = match arguments.whiteout_spec {
             WhiteoutSpec::Oci => Whiteouts::Applied,
             WhiteoutSpec::None => Whiteouts::Kept,
         };
         let first = |tree: &_| find(tree, &prefetch);
         let built = build_layer(dictionary, layer, whiteouts, &first, &options, &())?;
-        copy(&built.file, &mut output).with_context(context)?;
+        output.take(&built.file, &built.id)?;
         let own = built.has_content.then_some(built.id);
         let blobs = built.known.into_iter().chain(own);
-        return Output::new(None, blobs).write(arguments.output_json.as_deref());
-    };
+        return Output::new(None, blobs).made().write(arguments.output_json.as_deref());
+    }
     if matches!(arguments.whiteout_spec, WhiteoutSpec::None) {
         bail!(
             "whiteouts stay only in a layer for `merge`: --whiteout-spec none takes --blob-inline-meta"
         );
     }
     let built = build_with(dictionary, vec![layer], &options, &(), &mut |_| {})?;
-    if let Some(own) = built.blobs.iter().find_map(|blob| blob.file.as_deref()) {
-        copy(own, &mut output).with_context(context)?;
+    for blob in &built.blobs {
+        if let Some(own) = &blob.file {
+            output.take(own, &blob.record.blob.id)?;
+        }
     }
     let metadata = with_prefetch(&built, &options, &prefetch)?;
-    fs::write(path, metadata).cannot("write", path)?;
+    let path = arguments.directory.write_bootstrap(arguments.bootstrap.as_deref(), &metadata)?;
     let blobs = built.blobs.iter().map(|blob| blob.record.blob.id);
-    Output::new(Some(path), blobs).write(arguments.output_json.as_deref())
+    Output::new(Some(&path), blobs).made().write(arguments.output_json.as_deref())
 }
 
 fn source(arguments: &Arguments) -> Result<LayerSource> {
@@ -187,8 +197,31 @@ fn source(arguments: &Arguments) -> Result<LayerSource> {
     })
 }
 
-fn copy(made: &Path, output: &mut File) -> io::Result<()> {
-    io::copy(&mut File::open(made)?, output).map(drop)
+/// Where the data blob goes.
+enum BlobOutput<'a> {
+    /// A file, or a pipe.
+    File(&'a Path, File),
+    Directory(&'a Path),
+}
+
+impl<'a> BlobOutput<'a> {
+    fn open(arguments: &'a Arguments) -> Result<Self> {
+        if let Some(directory) = arguments.directory.path() {
+            return Ok(BlobOutput::Directory(directory));
+        }
+        let path = arguments.blob.as_deref().context("neither --blob nor --blob-dir")?;
+        Ok(BlobOutput::File(path, File::create(path).cannot("write", path)?))
+    }
+
+    fn take(&self, made: &Path, id: &Digest) -> Result<()> {
+        let mut content = File::open(made).cannot("read", made)?;
+        match self {
+            BlobOutput::File(path, file) => {
+                io::copy(&mut content, &mut &*file).map(drop).cannot("write", path)
+            }
+            BlobOutput::Directory(directory) => store(directory, id, content).map(drop),
+        }
+    }
 }
 
 /// The bootstrap with a prefetch table.

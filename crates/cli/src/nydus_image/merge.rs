@@ -1,4 +1,4 @@
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
@@ -6,10 +6,10 @@ use lazuli_builder::{SourceImage, TreeOf, combine};
 
 use super::{
     Common, PrefetchPolicy, bootstrap,
+    directory::Directory,
     output::Output,
     prefetch::{find, patterns},
 };
-use crate::path_context::PathContext as _;
 
 /// Merge the bootstraps of layers, lowest first, into that of an image
 #[derive(Debug, Args)]
@@ -18,8 +18,10 @@ pub(super) struct Arguments {
     #[arg(value_name = "SOURCE", required = true)]
     sources: Vec<PathBuf>,
     /// Output path of the merged bootstrap
-    #[arg(short = 'B', long, value_name = "bootstrap")]
-    bootstrap: PathBuf,
+    #[arg(short = 'B', long, value_name = "bootstrap", required_unless_present = "blob_dir")]
+    bootstrap: Option<PathBuf>,
+    #[command(flatten)]
+    directory: Directory,
     /// The chunk dictionary of the layers: each names its blobs itself
     #[arg(long, value_name = "chunk-dict")]
     chunk_dict: Option<String>,
@@ -55,8 +57,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
         [] => Vec::new(),
         _ => find(&combined.tree, &patterns),
     };
-    let path = &arguments.bootstrap;
-    fs::write(path, combined.bootstrap(&prefetch)?).cannot("write", path)?;
+    let bytes = combined.bootstrap(&prefetch)?;
+    let path = arguments.directory.write_bootstrap(arguments.bootstrap.as_deref(), &bytes)?;
     let blobs = combined.blobs.iter().map(|record| record.blob.id);
-    Output::new(Some(path), blobs).write(arguments.output_json.as_deref())
+    Output::new(Some(&path), blobs).made().write(arguments.output_json.as_deref())
 }

@@ -11,6 +11,7 @@
 mod bootstrap;
 mod check;
 mod create;
+mod directory;
 mod inspect;
 mod merge;
 mod output;

@@ -30,6 +30,12 @@ impl Output {
         Output { version, bootstrap, blobs, fs_version: None, compressor: None }
     }
 
+    /// Logs what was made, and where.
+    pub(super) fn made(self) -> Self {
+        tracing::info!(bootstrap = self.bootstrap, blobs = ?self.blobs, "made");
+        self
+    }
+
     /// Adds the findings of `check`.
     pub(super) fn of(self, fs_version: u8, compressor: Option<String>) -> Self {
         Output { fs_version: Some(fs_version.to_string()), compressor, ..self }

@@ -11,7 +11,11 @@ use clap::Args;
 use lazuli_builder::unpack::{ChunkSource, EntryOrder, tar};
 use lazuli_image::{Blob, ChunkRef, codec::Decoder};
 
-use super::{Common, bootstrap::Given};
+use super::{
+    Common,
+    bootstrap::Given,
+    directory::{self, Directory},
+};
 use crate::{image::read_chunks, path_context::PathContext as _};
 
 /// Unpack an image, or a layer, to a tar file
@@ -23,8 +27,10 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "output")]
     output: PathBuf,
     /// Path of the only data blob
-    #[arg(short, long, value_name = "blob")]
+    #[arg(short, long, value_name = "blob", conflicts_with = "blob_dir")]
     blob: Option<PathBuf>,
+    #[command(flatten)]
+    directory: Directory,
     #[command(flatten)]
     pub(super) common: Common,
 }
@@ -44,8 +50,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 /// The chunks of files one after the other, read from the blob, decoded and checked.
 struct LocalChunks<'a> {
     wanted: vec::IntoIter<ChunkRef>,
-    /// `None` if there are no chunks.
-    blob: Option<(&'a Blob, File)>,
+    /// In the order of the image's table of blobs.
+    blobs: Vec<(&'a Blob, File)>,
     decoder: Decoder,
     stored: Vec<u8>,
     decoded: Vec<u8>,
@@ -54,23 +60,21 @@ struct LocalChunks<'a> {
 impl<'a> LocalChunks<'a> {
     fn new(arguments: &Arguments, order: &EntryOrder<'_>, blobs: &'a [Blob]) -> Result<Self> {
         let from = arguments.given.path().display();
-        let blob = match (blobs, &arguments.blob) {
-            ([], _) => None,
-            ([blob], Some(path)) => {
-                let file = File::open(path);
-                Some((blob, file.cannot("read", path)?))
+        let blobs = match (blobs, &arguments.blob, arguments.directory.path()) {
+            ([], ..) => Vec::new(),
+            ([blob], Some(path), _) => vec![(blob, File::open(path).cannot("read", path)?)],
+            (blobs, _, Some(directory)) => {
+                let open = |blob: &'a Blob| Ok((blob, directory::open(directory, &blob.id)?));
+                blobs.iter().map(open).collect::<Result<_>>()?
             }
-            ([blob], None) => bail!("{from} has chunks in the blob {}: say --blob FILE", blob.id),
-            (blobs, _) => {
-                bail!(
-                    "{from} has chunks in {} blobs, --blob is one: use `lazuli unpack`",
-                    blobs.len()
-                )
+            ([blob], None, None) => {
+                bail!("{from} has chunks in the blob {}: say --blob FILE", blob.id)
             }
+            (blobs, ..) => bail!("{from} has chunks in {} blobs: say --blob-dir DIR", blobs.len()),
         };
         let wanted = order.chunks().into_iter();
         let (stored, decoded) = (Vec::new(), Vec::new());
-        Ok(LocalChunks { wanted, blob, decoder: Decoder::new(), stored, decoded })
+        Ok(LocalChunks { wanted, blobs, decoder: Decoder::new(), stored, decoded })
     }
 }
 
@@ -79,7 +83,8 @@ impl ChunkSource for LocalChunks<'_> {
 
     fn next(&mut self) -> Result<&[u8]> {
         let wanted = self.wanted.next().context("more chunks were used than the files have")?;
-        let (blob, file) = self.blob.as_ref().context("a chunk of no blob")?;
+        let (blob, file) =
+            self.blobs.get(usize::from(wanted.blob.0)).context("a chunk of no blob")?;
         let context = || format!("chunk {} of blob {}", wanted.number, blob.id);
         let chunk = blob.chunk(wanted.number).with_context(context)?;
         self.stored.resize(chunk.stored_size as usize, 0);

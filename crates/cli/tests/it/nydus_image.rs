@@ -333,6 +333,54 @@ fn a_directory_is_created_checked_and_inspected() {
     }
 }
 
+/// What upstream's manual has people type.
+#[test]
+fn a_directory_receives_blobs_and_bootstraps_by_their_digests() {
+    let lazuli = Lazuli::new();
+    fs::write(lazuli.directory("tree").join("file"), odd::random(1, 5000)).unwrap();
+    let images = lazuli.directory("images");
+    let file = || images.read_dir().unwrap().map(|entry| entry.unwrap().path());
+    let digest = |path: &Path| Algorithm::Sha256.digest(&fs::read(path).unwrap()).hex();
+    ok(&lazuli, &["create", "-t", "dir-rafs", "-D", "images", "-J", "made.json", "tree"], "");
+    let made: Value = serde_json::from_slice(&fs::read(lazuli.path("made.json")).unwrap()).unwrap();
+    let bootstrap = made["bootstrap"].as_str().unwrap();
+    let mut names: Vec<_> = file().map(|path| digest(&path)).collect();
+    let mut expected =
+        vec![digest(&lazuli.path(bootstrap)), made["blobs"][0].as_str().unwrap().to_owned()];
+    names.sort();
+    expected.sort();
+    assert_eq!(names, expected);
+    assert!(file().all(|path| path.file_name().unwrap().to_str() == Some(&digest(&path))));
+    ok(&lazuli, &["check", bootstrap], "");
+    ok(&lazuli, &["unpack", "--blob-dir=images", bootstrap, "--output", "x.tar"], "");
+
+    fs::write(lazuli.directory("upper").join("more"), odd::random(2, 5000)).unwrap();
+    ok(&lazuli, &["create", "--blob-inline-meta", "-D", "images", "upper"], "");
+    let layer = file().find(|path| section(&fs::read(path).unwrap(), "image.boot").is_some());
+    let layer = layer.unwrap();
+    assert_eq!(layer.file_name().unwrap().to_str(), Some(&*digest(&layer)));
+    let upper = lazuli.directory("layers").join(digest(&layer));
+    fs::write(&upper, section(&fs::read(&layer).unwrap(), "image.boot").unwrap()).unwrap();
+    let upper = upper.to_str().unwrap();
+    ok(
+        &lazuli,
+        &["merge", "--parent-bootstrap", bootstrap, "-D", "images", "-J", "m.json", upper],
+        "",
+    );
+    let merged: Value = serde_json::from_slice(&fs::read(lazuli.path("m.json")).unwrap()).unwrap();
+    let merged = merged["bootstrap"].as_str().unwrap();
+    let (_, error) = fails(&lazuli, &["unpack", merged, "--output", "y.tar"]);
+    assert!(error.contains("2 blobs") && error.contains("--blob-dir"), "{error}");
+    ok(&lazuli, &["unpack", "-D", "images", merged, "--output", "y.tar"], "");
+    let tar = fs::read(lazuli.path("y.tar")).unwrap();
+    for (seed, name) in [(1, "file"), (2, "more")] {
+        let content = odd::random(seed, 5000);
+        assert!(tar.windows(5000).any(|window| window == content), "{name}");
+    }
+    let (_, error) = fails(&lazuli, &["create", "-D", "nowhere", "tree"]);
+    assert!(error.contains("nowhere/"), "{error}");
+}
+
 #[test]
 fn the_help_lists_exactly_the_supported_options() {
     let lazuli = Lazuli::new();
@@ -362,6 +410,8 @@ fn the_help_lists_exactly_the_supported_options() {
         (&["unpack", "x", "--output", "y", "--backend-type", "http-proxy"], "--backend-type"),
         (&["compact", "x"], "compact"),
         (&["create", "x", "--blob", "blob"], "--bootstrap"),
+        (&["create", "x", "--blob", "blob", "-D", "."], "--blob-dir"),
+        (&["create", "x"], "--blob"),
     ] {
         let (code, error) = fails(&lazuli, arguments);
         assert!(code == Some(2) && error.contains(word), "{arguments:?}: {error}");

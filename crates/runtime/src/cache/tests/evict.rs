@@ -169,11 +169,11 @@ async fn a_full_disk_evicts_unused_blobs_only() {
 
 #[tokio::test]
 async fn after_a_boot_unused_blobs_go_for_the_budget_and_full_disks_only() {
-    let dir = tempfile::tempdir().unwrap();
     let sample = Sample::new(&[CHUNK; 4]);
     let after_boot = Duration::MAX;
     let keep_free = Some(KeepFree::Bytes(u64::MAX));
     let evicts = async |settings: Settings, press: fn(&Cache, Account)| {
+        let dir = tempfile::tempdir().unwrap();
         let cache = Cache::open(dir.path(), settings).unwrap();
         let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
         blob.ensure(sample.all()).await.unwrap();

@@ -1,6 +1,6 @@
 //! The command under the name `nydus-image`, which upstream's tools (nydus-snapshotter's converter,
 //! and so nydusify, nerdctl, BuildKit and acceld) call to make images. It has exactly the verbs and
-//! options that they pass; the command line refuses all others.
+//! options that they pass, and `-D`, which people type; the command line refuses all others.
 //!
 //! ```text
 //! create  one layer ─▶ a blob that holds its own bootstrap, or a blob and a bootstrap

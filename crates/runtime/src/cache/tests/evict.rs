@@ -174,12 +174,14 @@ async fn after_a_boot_unused_blobs_go_for_the_budget_and_full_disks_only() {
     let keep_free = Some(KeepFree::Bytes(u64::MAX));
     let evicts = async |settings: Settings, press: fn(&Cache, Account)| {
         let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::open(dir.path(), settings).unwrap();
+        let flush_after = Duration::from_millis(10);
+        let cache = Cache::open(dir.path(), Settings { flush_after, ..settings }).unwrap();
         let blob = cache.blob(&sample.blob, sample.source([])).unwrap();
         blob.ensure(sample.all()).await.unwrap();
         blob.completed().await;
-        let account = blob.account();
+        let (account, open) = (blob.account(), Arc::downgrade(&blob));
         drop(blob);
+        until("the blob is closed", || open.strong_count() == 0).await;
         cache.start_evicting();
         press(&cache, account);
         cache.evictions().blobs == 1

@@ -14,13 +14,13 @@ EARLIER := 6f5581c
 
 .DEFAULT_GOAL := help
 .PHONY: help build deb static demo demo-containerd demo-fleet p2p test package-test metrics-test \
-	test-clients test-helm e2e-kubernetes e2e-kubernetes-guest test-kernels test-vm soak check deny compat \
+	test-clients test-helm e2e-kubernetes e2e-cgroup-v2 test-kernels test-vm soak check deny compat \
 	multimake bench \
 	$(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire treelist
 .SILENT: help
 
 help: ## this list
-	sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
+	sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 17
 
 build: ## the release binary, target/release/lazuli
 	scripts/install-deps build
@@ -82,7 +82,7 @@ e2e-kubernetes: ## a cluster, with MINUTES=2 of pods (half an hour, the first ti
 		--table target/kubernetes/seen.md target/release/lazuli target/release \
 		"$$(scripts/corpus busybox debian-slim redis redis-next python-slim python)"
 
-e2e-kubernetes-guest: ## some of it with cgroup v2, in qemu; KERNELS=6.12 (an hour)
+e2e-cgroup-v2: ## some of that with cgroup v2, in qemu; KERNELS=6.12 (half an hour)
 	scripts/install-deps e2e-kubernetes test-kernels
 	$(MAKE) --no-print-directory binary cri wire
 	corpus="$$(scripts/corpus busybox debian-slim redis redis-next)"; \

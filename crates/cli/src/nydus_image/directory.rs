@@ -1,13 +1,13 @@
 //! A directory of blobs and bootstraps, each under its SHA-256.
 
 use std::{
-    fs::{File, Permissions},
+    fs::{self, File, Permissions},
     io::{self, Read},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use lazuli_image::{Algorithm, Digest};
 use tempfile::NamedTempFile;
 
@@ -28,14 +28,12 @@ impl Directory {
 
     /// Writes a bootstrap to `path`, or into the directory if there is none. Returns its path.
     pub(super) fn write_bootstrap(&self, path: Option<&Path>, bytes: &[u8]) -> Result<PathBuf> {
-        match (path, self.path()) {
-            (None, Some(directory)) => store(directory, &Algorithm::Sha256.digest(bytes), bytes),
-            (path, _) => {
-                let path = path.unwrap_or(Path::new(""));
-                std::fs::write(path, bytes).cannot("write", path)?;
-                Ok(path.to_owned())
-            }
-        }
+        let Some(path) = path else {
+            let directory = self.path().context("neither --bootstrap nor --blob-dir")?;
+            return store(directory, &Algorithm::Sha256.digest(bytes), bytes);
+        };
+        fs::write(path, bytes).cannot("write", path)?;
+        Ok(path.to_owned())
     }
 }
 

@@ -5,7 +5,7 @@
 //! live a moment longer, and a worker that takes over needs the metadata until then. Leftovers that
 //! cannot be removed at once are marked, and retried later.
 
-use std::{collections::HashSet, sync::Weak, time::Duration};
+use std::{collections::HashSet, io, sync::Weak, time::Duration};
 
 use lazuli_image::Digest;
 
@@ -26,7 +26,14 @@ impl Images {
     /// removed images, and evicts pods if that was not enough.
     pub async fn removed(&self, manifest: Digest) {
         let (node, images) = (self.0.clone(), self.0.root.join("images"));
-        let marked = tokio::task::spawn_blocking(move || removed::mark(&images, &manifest)).await;
+        let filesystems = node.filesystems.clone();
+        let mark = move || {
+            removed::mark(&images, &manifest)?;
+            // Its last mount may have gone a moment ago.
+            filesystems.settle_image(&manifest);
+            io::Result::Ok(())
+        };
+        let marked = tokio::task::spawn_blocking(mark).await;
         if let Ok(Err(error)) = marked {
             tracing::warn!(image = %manifest, %error, "a removed image stays");
         }

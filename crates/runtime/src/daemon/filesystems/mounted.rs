@@ -248,6 +248,20 @@ impl Filesystems {
         }
     }
 
+    /// Waits until no file system of an image is left, for as long as the kernel needs to remove
+    /// an unused one. Blocks.
+    pub(in crate::daemon) fn settle_image(&self, image: &Digest) {
+        let started = Instant::now();
+        loop {
+            self.sweep();
+            let is_left = self.images().is_ok_and(|images| images.contains(image));
+            if !is_left || started.elapsed() > LOOK_FOR_USERS {
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Truncates the files behind them, for the end of the daemon: reads of data that the kernel
     /// has not cached then fail with EIO, instead of showing holes.
     pub(in crate::daemon) fn cut_off(&self) {

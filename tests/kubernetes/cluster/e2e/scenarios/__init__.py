@@ -6,7 +6,8 @@ from typing import Callable
 
 from . import bundle, chart, churn, crowd, disk, installing, nodes, observing, pods, processes, removing, reporting, runtime_class
 
-MODULES = (installing, pods, crowd, disk, observing, reporting, churn, processes, nodes, bundle, runtime_class, removing, chart)
+# The crowd before others, on a node as new as for its overlayfs.
+MODULES = (installing, crowd, pods, disk, observing, reporting, churn, processes, nodes, bundle, runtime_class, removing, chart)
 
 
 @dataclass

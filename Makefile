@@ -15,8 +15,7 @@ EARLIER := 6f5581c
 .DEFAULT_GOAL := help
 .PHONY: help build deb static demo demo-containerd demo-fleet p2p test package-test metrics-test \
 	test-clients test-helm e2e-kubernetes e2e-cgroup-v2 test-kernels test-vm soak check deny compat \
-	multimake bench \
-	$(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire treelist
+	multimake bench $(addprefix bench-,$(BENCHES)) fuzz clean binary cri wire treelist
 .SILENT: help
 
 help: ## this list

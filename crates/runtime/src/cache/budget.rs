@@ -183,8 +183,8 @@ impl Cache {
         freed
     }
 
-    /// Gives up about `bytes` of `blobs`, which are not open, and of files beside them that nothing
-    /// uses, and returns how many it were.
+    /// Removes `blobs`, none of which is open, and unused files beside them, until about `bytes`
+    /// are free. Returns how many it were.
     fn free_unused(&self, bytes: u64, blobs: Vec<(SystemTime, PathBuf)>) -> u64 {
         let blobs = blobs.into_iter().map(|(last, dir)| (last, Unused::Blob(dir)));
         let beside = self.unused_extra_files().into_iter();

@@ -85,7 +85,7 @@ pub struct Settings {
     pub max_bytes: Option<u64>,
     /// Space to keep free on the disk, as far as evicting blobs that no image uses achieves it.
     pub keep_free: Option<KeepFree>,
-    /// How long after the machine's boot blobs stay though [`Settings::keep_free`] does not hold.
+    /// Time after the machine's boot in which no blob is evicted for [`Settings::keep_free`].
     pub after_boot: Duration,
     /// Directories whose subdirectories' files count as well.
     pub metadata: Vec<PathBuf>,
@@ -104,7 +104,7 @@ impl Default for Settings {
             deadline: Duration::from_secs(60),
             max_bytes: None,
             keep_free: None,
-            // Nothing is mounted then, and what starts containers starts after the daemon.
+            // At first nothing is mounted: the kubelet and podman ask after the daemon has started.
             after_boot: Duration::from_secs(300),
             metadata: Vec::new(),
             grace: Duration::from_secs(60),

@@ -63,6 +63,7 @@ def rounds(cluster, image):
     for _ in range(ROUNDS):
         cluster.node.sh("rm -f /var/lib/lazuli/traces/* /var/lib/lazuli/lessons/*")
         seen.append((ready(cluster, image), ready(cluster, image)))
+        expect(stored(cluster) - before, "nothing of the image is found on the node")
         # The kubelet removes containers a while after their end. Until then they keep the layers.
         wait(180, "containers of the image to be removed", lambda: image not in cluster.node.run("ctr", "-n", "k8s.io", "containers", "ls"))
         cluster.remove_image(image)

@@ -44,7 +44,7 @@ def grown(cluster, before, least):
 
 
 def image_disk(cluster):
-    """What the disk of images has left, by which the kubelet decides."""
+    """The disk of images as the kubelet sees it, by which it decides."""
     return cluster.summary()["node"]["runtime"]["imageFs"]
 
 

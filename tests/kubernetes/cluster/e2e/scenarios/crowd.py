@@ -75,7 +75,7 @@ def remove_sandboxes(cluster):
     stay."""
     containers, running = (set(cluster.node.run("ctr", "-n", "k8s.io", what, "ls", "-q").split()) for what in ("containers", "tasks"))
     for container in containers - running:
-        # Other containers than sandboxes are none to CRI, and stay.
+        # The removal of a sandbox does nothing for the id of another container.
         run(cluster.testkit / "cri", f"/proc/{cluster.node.pid}/root/run/containerd/containerd.sock", "rm", container)
 
 

@@ -104,7 +104,7 @@ impl Default for Settings {
             deadline: Duration::from_secs(60),
             max_bytes: None,
             keep_free: None,
-            // At first nothing is mounted: the kubelet and podman ask after the daemon has started.
+            // Nothing is mounted at boot: the kubelet and podman start containers after the daemon.
             after_boot: Duration::from_secs(300),
             metadata: Vec::new(),
             grace: Duration::from_secs(60),

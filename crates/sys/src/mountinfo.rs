@@ -1,6 +1,13 @@
-//! Parses `/proc/self/mountinfo`.
+//! What is mounted, by `/proc/self/mountinfo` and by statx(2).
 
-use std::{ffi::OsString, fs, io, os::unix::ffi::OsStringExt as _, path::PathBuf};
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::ffi::OsStringExt as _,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 
 /// One mount of this process's namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +26,13 @@ pub struct MountEntry {
 pub fn list() -> io::Result<Vec<MountEntry>> {
     let text = fs::read("/proc/self/mountinfo")?;
     Ok(text.split(|byte| *byte == b'\n').filter_map(parse).collect())
+}
+
+/// The number of the mount that is seen at a place, the last one made there, if the place is one.
+/// Neither its file system nor the list of all mounts is asked.
+pub fn id_at(path: &Path) -> io::Result<Option<u64>> {
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID)?;
+    Ok(found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT).then_some(found.stx_mnt_id))
 }
 
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw`; the fields after the sixth
@@ -76,6 +90,14 @@ mod tests {
         for line in [&b""[..], b"36 35", b"36 35 0:42 / /a rw -", b"x 35 0:42 / /a rw - a b c"] {
             assert_eq!(parse(line), None, "{}", line.escape_ascii());
         }
-        assert!(list().unwrap().iter().any(|mount| mount.target.as_os_str() == "/"));
+    }
+
+    #[test]
+    fn a_mount_is_found_by_its_place_alone() {
+        let root = Path::new("/");
+        let listed = list().unwrap().into_iter().rfind(|mount| mount.target == root).unwrap();
+        assert_eq!(id_at(root).unwrap(), Some(listed.id));
+        assert_eq!(id_at(Path::new("/proc/self")).unwrap(), None);
+        assert!(id_at(Path::new("/proc/self/missing")).is_err());
     }
 }

@@ -6,7 +6,7 @@ use lazuli_image::ext4;
 use lazuli_registry::{ImageName, IndexTrust, Platform};
 use lazuli_sys::{mountinfo, path_error::At as _};
 
-use super::table::{Mount, seen_at};
+use super::table::Mount;
 use crate::{
     daemon::{
         DaemonError,
@@ -210,9 +210,8 @@ impl Node {
             }
         };
         let attachment = attached.map_err(|source| mount_error(record, source))?;
-        let mounts = mountinfo::list().map_err(|source| mount_error(record, source))?;
-        let id = seen_at(&mounts, &mountpoint).map_or(0, |mount| mount.id);
-        Ok((attachment, id))
+        let id = mountinfo::id_at(&mountpoint).map_err(|source| mount_error(record, source))?;
+        Ok((attachment, id.unwrap_or_default()))
     }
 
     /// The image's file system of the record's driver, if the kernel reads blobs by itself then.
@@ -266,8 +265,7 @@ fn is_refused(error: &io::Error) -> bool {
 }
 
 async fn unmount(mount: &Mount, mountpoint: &Path, in_use: InUse) -> Result<(), DaemonError> {
-    let mounts = mountinfo::list().at(mountpoint)?;
-    if mount.is_covered(&mounts, mountpoint) {
+    if mount.is_covered() {
         return Err(DaemonError::Covered { mountpoint: mountpoint.to_owned() });
     }
     match (mount.attachment.unmount(mountpoint).await, in_use) {

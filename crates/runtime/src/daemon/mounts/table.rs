@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use lazuli_sys::mountinfo::{self, MountEntry};
+use lazuli_sys::mountinfo;
 use tokio::sync::{Mutex, MutexGuard, watch};
 
 use crate::{
@@ -123,8 +123,13 @@ impl MountTable {
     /// Returns whether this daemon has a mount at a place.
     pub(in crate::daemon) async fn serves_at(&self, mountpoint: &Path) -> bool {
         let mut mounts = self.mounts.lock().await;
+        let Some(Slot::Mounted(mount)) = mounts.get(mountpoint) else { return false };
+        // Each container asks: the list of all mounts is read only if something is amiss.
+        if !mount.is_covered() {
+            return true;
+        }
         self.prune(&mut mounts);
-        matches!(mounts.get(mountpoint), Some(Slot::Mounted(_)))
+        mounts.contains_key(mountpoint)
     }
 
     /// The mounted images, by mount point.
@@ -239,10 +244,9 @@ impl MountTable {
 impl LastMounts<'_> {
     /// Takes all mounts out of the tree, with whatever uses them.
     pub(in crate::daemon) async fn detach(mut self) {
-        let seen = mountinfo::list().unwrap_or_default();
         for (mountpoint, slot) in std::mem::take(&mut *self.mounts) {
             if let Slot::Mounted(mount) = slot {
-                if mount.is_covered(&seen, &mountpoint) {
+                if mount.is_covered() {
                     tracing::warn!(mountpoint = %mountpoint.display(), "left: something covers it");
                 } else if let Err(error) = mount.attachment.detach(&mountpoint).await {
                     tracing::warn!(mountpoint = %mountpoint.display(), %error, "cannot detach");
@@ -265,9 +269,10 @@ impl Mount {
         Mount { record, image, attachment, id, before, metadata }
     }
 
-    /// Returns whether another mount covers it.
-    pub(super) fn is_covered(&self, mounts: &[MountEntry], mountpoint: &Path) -> bool {
-        seen_at(mounts, mountpoint).is_none_or(|seen| seen.id != self.id)
+    /// Returns whether another mount covers it, or it is gone.
+    pub(super) fn is_covered(&self) -> bool {
+        let seen = mountinfo::id_at(&self.record.request.mountpoint);
+        !seen.is_ok_and(|seen| seen == Some(self.id))
     }
 
     fn status(&self) -> MountStatus {
@@ -308,9 +313,4 @@ fn named<'a>((mountpoint, slot): (&'a PathBuf, &'a Slot)) -> (&'a Path, &'a str)
         Slot::Mounted(mount) => (mountpoint, &mount.record.request.image),
         Slot::Busy => (mountpoint, "an image"),
     }
-}
-
-/// The mount that is seen at a place: the last one made there.
-pub(super) fn seen_at<'a>(mounts: &'a [MountEntry], mountpoint: &Path) -> Option<&'a MountEntry> {
-    mounts.iter().rfind(|mount| mount.target == mountpoint)
 }

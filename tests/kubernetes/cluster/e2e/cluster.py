@@ -20,8 +20,6 @@ class Cluster:
     def __init__(self, lazuli, testkit, corpus, minutes):
         self.lazuli, self.testkit, self.corpus, self.minutes = lazuli, testkit, corpus, minutes
         self.docs = Docs()
-        # Seconds of a crowd before Lazuli was installed, by image: cold, and with the image there.
-        self.overlayfs = {}
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:

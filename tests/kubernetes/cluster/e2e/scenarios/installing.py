@@ -5,7 +5,6 @@ import time
 from ..images import OPEN
 from ..shell import wait
 from ..table import expect
-from .crowd import crowd_with_overlayfs
 
 NEEDS = ()
 
@@ -33,6 +32,5 @@ def installation(cluster):
 
 
 SCENARIOS = [
-    (crowd_with_overlayfs, "30 pods of one image at once, behind 20 ms and 1 Gbit/s, with overlayfs"),
     (installation, "from an empty cluster to the first lazy pod"),
 ]

@@ -6,13 +6,13 @@ from ..table import Failed, expect
 from .disk import rootfs
 
 # Has the image pulled for the pod's runtime.
-PULLED = {"annotations": {"io.containerd.cri.runtime-handler": "lazuli"}}
+PULLED = {"io.containerd.cri.runtime-handler": "lazuli"}
 
 
 def runtime_class(cluster):
     """Such a pod beside one without it."""
     become(cluster, "runtime")
-    cluster.run("lazy", f"{OPEN}/redis:lazy", runtimeClassName="lazuli", **PULLED)
+    cluster.run("lazy", f"{OPEN}/redis:lazy", runtimeClassName="lazuli", annotations=PULLED)
     cluster.run("plain", f"{OPEN}/redis:plain")
     expect(cluster.mount_of(f"{OPEN}/redis"), "the image is not mounted lazily")
     snapshots = cluster.node.sh("ctr -n k8s.io containers ls | grep redis:plain | awk '{print $1}' | xargs ctr -n k8s.io containers info | grep Snapshotter")
@@ -23,7 +23,7 @@ def runtime_class(cluster):
 def its_limits(cluster):
     """What containerd does not count for it."""
     become(cluster, "runtime")
-    cluster.run("lazy", f"{OPEN}/busybox:lazy", runtimeClassName="lazuli", **PULLED)
+    cluster.run("lazy", f"{OPEN}/busybox:lazy", runtimeClassName="lazuli", annotations=PULLED)
     cluster.exec("lazy", "dd", "if=/dev/zero", "of=/written", "bs=1M", "count=30")
     wait(30, "statistics", cluster.summary)
     counted = rootfs(cluster, "lazy") or 0
@@ -38,7 +38,7 @@ def cgroup_drivers(cluster):
         kubelet_driver(cluster, driver)
         cluster.tidy()
         become(cluster, "runtime")
-        cluster.run("lazy", f"{OPEN}/redis:lazy", runtimeClassName="lazuli", **PULLED)
+        cluster.run("lazy", f"{OPEN}/redis:lazy", runtimeClassName="lazuli", annotations=PULLED)
         group = cluster.node.sh("cat /proc/$(pgrep -f '^sleep infinity' | tail -n 1)/cgroup | grep -m 1 -E ':memory:|^0::' | cut -d: -f3")
         expect("kubepods" in group, f"with {driver} the pod is in {group}")
         usage = wait(60, f"the pod's memory to be counted with {driver}", lambda: memory(cluster, "lazy"))

@@ -82,19 +82,20 @@ const HARBOR_EVENT: &str = concat!(
     r#""sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}]}}"#,
 );
 
-/// A manifest with an annotated data blob and an annotated index of a layer.
+/// A manifest with an annotated data blob, an annotated index of a layer, and a guess.
 const LAZY_MANIFEST: &str = concat!(
     r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","#,
     r#""config":{"mediaType":"application/vnd.oci.image.config.v1+json","size":2,"digest":"#,
     r#""sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"},"layers":["#,
     r#"{"mediaType":"application/vnd.oci.image.layer.v1.tar","size":9000,"digest":"#,
     r#""sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb","annotations":"#,
-    r#"{"vnd.lazuli.hot-bytes":"4096","vnd.lazuli.start-ranges":"0-4096,8192-9000"}},"#,
+    r#"{"vnd.lazuli.hot-bytes":"4096"}},"#,
     r#"{"mediaType":"application/vnd.oci.image.layer.v1.tar","size":90,"digest":"#,
     r#""sha256:cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc","annotations":"#,
     r#"{"containerd.io/snapshot/nydus-ref":"#,
-    r#""sha256:dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd","#,
-    r#""vnd.lazuli.start-ranges":"100-4096"}}]}"#,
+    r#""sha256:dddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd"}}],"#,
+    r#""annotations":{"vnd.lazuli.guess":"#,
+    r#""bGF6dWxpIHRyYWNlIDEKAQG7u7u7u7u7u7u7u7u7u7u7u7u7u7u7u7u7u7u7u7u7uwEAAIAgAAABAAE="}}"#,
 );
 
 /// The tables of contents of two layers; see the target for the byte between them.

@@ -1,8 +1,8 @@
 //! A data blob that was made.
 
-use std::{ops::Range, path::PathBuf};
+use std::path::PathBuf;
 
-use lazuli_image::{Stored, rafs::BlobRecord};
+use lazuli_image::rafs::BlobRecord;
 
 use crate::scratch::Scratch;
 
@@ -18,7 +18,5 @@ pub struct BuiltBlob {
     pub meta_file: Vec<u8>,
     /// Stored bytes at its beginning that a start reads, if that is known.
     pub hot_bytes: Option<u64>,
-    /// Stored bytes that a start most likely reads, if somebody guessed.
-    pub start_ranges: Vec<Range<Stored>>,
     pub(crate) scratch: Scratch,
 }

@@ -35,8 +35,8 @@ pub struct KnownBlob {
 impl KnownBlob {
     pub(crate) fn into_built(self, scratch: &Scratch) -> BuiltBlob {
         let KnownBlob { record, meta_file, hot_bytes } = self;
-        let (file, start_ranges, scratch) = (None, Vec::new(), scratch.clone());
-        BuiltBlob { record, file, meta_file, hot_bytes, start_ranges, scratch }
+        let (file, scratch) = (None, scratch.clone());
+        BuiltBlob { record, file, meta_file, hot_bytes, scratch }
     }
 }
 

@@ -77,7 +77,6 @@ impl Unsealed {
             file: Some(path),
             meta_file: tail.meta_file,
             hot_bytes: None,
-            start_ranges: Vec::new(),
             scratch: scratch.clone(),
         })
     }

@@ -22,7 +22,7 @@
 //! ```
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     ops::Range,
 };
 
@@ -202,9 +202,49 @@ impl Trace {
         self.touches.truncate(MAX_TOUCHES);
     }
 
+    /// Appends what `other` has and this trace has not, after everything else.
+    pub fn append(&mut self, other: &Trace) {
+        let mut known: HashSet<_> = self
+            .touches
+            .iter()
+            .map(|touch| (self.blobs[usize::from(touch.blob)], touch.number))
+            .collect();
+        let last = self.touches.last().map_or(0, |touch| touch.at);
+        for touch in &other.touches {
+            let blob = other.blobs[usize::from(touch.blob)];
+            if self.touches.len() < MAX_TOUCHES
+                && known.insert((blob, touch.number))
+                && let Some(blob) = self.position(blob)
+            {
+                self.touches.push(Touch { blob, at: last.saturating_add(touch.at), ..*touch });
+            }
+        }
+        for Span { blob, range } in &other.spans {
+            if self.spans.len() < MAX_SPANS
+                && let Some(blob) = self.position(other.blobs[usize::from(*blob)])
+            {
+                self.spans.push(Span { blob, range: range.clone() });
+            }
+        }
+    }
+
+    /// The position of a blob, which is added if there is room.
+    fn position(&mut self, blob: Digest) -> Option<u8> {
+        let at = self.blobs.iter().position(|known| *known == blob).unwrap_or(self.blobs.len());
+        if at == self.blobs.len() {
+            (at < MAX_BLOBS as usize).then(|| self.blobs.push(blob))?;
+        }
+        u8::try_from(at).ok()
+    }
+
     /// Encodes the trace in at most [`MAX_BYTES`] bytes. If it is too long, the touches recorded
     /// last are left out.
     pub fn encode(&self) -> Vec<u8> {
+        self.encode_in(MAX_BYTES)
+    }
+
+    /// The same in at most `most` bytes, if blobs and spans have no more.
+    pub fn encode_in(&self, most: usize) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         write(&mut bytes, self.starts);
         write(&mut bytes, self.blobs.len() as u32);
@@ -225,7 +265,7 @@ impl Trace {
             write(&mut bytes, run.len() as u32 - 1);
             write(&mut bytes, first.at.saturating_sub(now));
             write(&mut bytes, first.starts);
-            if bytes.len() > MAX_BYTES {
+            if bytes.len() > most {
                 bytes.truncate(before);
                 break;
             }

@@ -133,8 +133,7 @@ fn describe(
 ) -> Result<oci::LazyImage> {
     let blobs = built.blobs.iter().map(|blob| {
         let size = base.stored_size(&blob.record.blob);
-        let start_ranges = base.start_ranges(&blob.record.blob);
-        BlobLayer { size, start_ranges, ..push::layer(blob) }
+        BlobLayer { size, ..push::layer(blob) }
     });
     let blobs: Vec<_> = blobs.collect();
     let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());

@@ -1,4 +1,4 @@
-use std::{collections::HashMap, ops::Range, path::PathBuf, time::Instant};
+use std::{path::PathBuf, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
@@ -10,8 +10,8 @@ use lazuli_builder::{
     pack_bootstrap,
 };
 use lazuli_image::{
-    Blob, Digest, Stored,
-    oci::{BlobLayer, Descriptor, ImageConfig, IndexImage, IndexedLayer, media_type},
+    Blob, Digest,
+    oci::{BlobLayer, Descriptor, ImageConfig, IndexImage, IndexedLayer, NotedGuess, media_type},
     rafs::IndexedBootstrap,
 };
 use lazuli_policy::StatedLayer;
@@ -28,11 +28,11 @@ use crate::{
         statement::Origin,
     },
     image::{
+        guess,
         index_repository::{StoredIndexes, store_layers},
         push,
         scratch::Scratch,
         sign::{Sign, Signer},
-        start_ranges::guess,
     },
     image_args, progress,
 };
@@ -101,8 +101,8 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     }
     let bootstrap = bootstrap_layer(&indexed);
     let target = lazuli_registry::open(&name, &access)?;
-    let ranges = start_ranges(&indexed, &config, &*target, &runtime)?;
-    let document = describe(&manifest, &indexed, &bootstrap, ranges)?;
+    let guess = guess(&indexed, &config, &*target, &runtime)?;
+    let document = describe(&manifest, &indexed, &bootstrap, guess.as_ref())?;
     let stated = stated(&manifest, &indexed)?;
     let index_bytes = index_bytes(&indexed) + bootstrap.size();
     let beside: u64 = indexed.beside.iter().map(|beside| beside.record.blob.stored_size).sum();
@@ -212,14 +212,13 @@ fn index_bytes(indexed: &ImageIndex) -> u64 {
     indexed.layers.iter().map(|layer| layer.bytes.len() as u64).sum()
 }
 
-/// The stored bytes that a start most likely reads, by the digest of the layer or the blob beside
-/// it.
-fn start_ranges(
+/// Guesses what a start most likely reads.
+fn guess(
     indexed: &ImageIndex,
     config: &ImageConfig,
     place: &dyn Pull,
     runtime: &Runtime,
-) -> Result<HashMap<Digest, Vec<Range<Stored>>>> {
+) -> Result<Option<NotedGuess>> {
     let bootstrap = IndexedBootstrap::new(indexed.bootstrap.clone(), &indexed.layers)?;
     let bootstrap = bootstrap.open()?;
     let file = |blob: &Blob| {
@@ -227,27 +226,20 @@ fn start_ranges(
         indexed.beside.iter().find(is_it)?.file.as_deref()
     };
     let files: Vec<_> = bootstrap.blobs().iter().map(file).collect();
-    let guessed = guess(config, &bootstrap, &files, place, runtime)?;
-    Ok(bootstrap.blobs().iter().map(|blob| blob.id).zip(guessed).collect())
+    guess::guess(config, &bootstrap, &files, place, runtime)
 }
 
 fn describe(
     manifest: &Manifest,
     indexed: &ImageIndex,
     bootstrap: &BootstrapLayer,
-    mut ranges: HashMap<Digest, Vec<Range<Stored>>>,
+    guess: Option<&NotedGuess>,
 ) -> Result<IndexImage> {
-    let mut layers: Vec<_> = indexed.layers.iter().filter_map(IndexedLayer::of).collect();
-    for layer in &mut layers {
-        layer.start_ranges = ranges.remove(&layer.layer).unwrap_or_default();
-    }
-    let mut beside: Vec<_> = indexed.beside.iter().map(push::layer).collect();
-    for blob in &mut beside {
-        blob.start_ranges = ranges.remove(&blob.digest).unwrap_or_default();
-    }
+    let layers: Vec<_> = indexed.layers.iter().filter_map(IndexedLayer::of).collect();
+    let beside: Vec<_> = indexed.beside.iter().map(push::layer).collect();
     let (subject, config) = (manifest.descriptor(), &manifest.parsed.config);
     let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
-    Ok(IndexImage::new(subject, config, &layers, &beside, layer)?)
+    Ok(IndexImage::new(subject, config, &layers, &beside, layer, guess)?)
 }
 
 /// Stores blobs before the manifest, and has it listed. Returns the bytes that the target did not

@@ -5,7 +5,7 @@ use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_builder::{BootstrapLayer, Combined, SourceImage, TreeOf, combine, pack_bootstrap};
 use lazuli_image::{
-    oci::{self, BlobLayer, ImageConfig},
+    oci::{self, BlobLayer, ImageConfig, NotedGuess},
     rafs::BlobRecord,
 };
 use lazuli_registry::ImageName;
@@ -117,7 +117,6 @@ fn describe(
         digest: record.blob.id,
         size: home.stored_size(&record.blob),
         hot_bytes: home.hot_bytes(&record.blob),
-        start_ranges: home.start_ranges(&record.blob),
     };
     let blobs: Vec<_> = of_images(images, combined).map(layer).collect();
     let last = images.last().context("no images")?;
@@ -125,5 +124,19 @@ fn describe(
     let config = ImageConfig::parse(&runtime.block_on(config)?)
         .with_context(|| format!("the config of {}", last.name))?;
     let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
-    Ok(oci::LazyImage::new(&config, &blobs, layer, bootstrap.diff_id, BTreeMap::new())?)
+    let mut notes = BTreeMap::new();
+    if let Some(guess) = guess(images) {
+        guess.note(&mut notes);
+    }
+    Ok(oci::LazyImage::new(&config, &blobs, layer, bootstrap.diff_id, notes)?)
+}
+
+/// What the start most likely reads: what the makers of the images guessed for the last one, whose
+/// command it runs, and then for the others, whose files it shows.
+fn guess(images: &[OpenedImage]) -> Option<NotedGuess> {
+    let decoded = |image: &OpenedImage| image.manifest.parsed.guess()?.decode().ok();
+    let mut guesses = images.iter().rev().filter_map(decoded);
+    let mut all = guesses.next()?;
+    guesses.for_each(|guess| all.append(&guess));
+    NotedGuess::of(&all)
 }

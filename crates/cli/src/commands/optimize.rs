@@ -9,7 +9,7 @@ use lazuli_builder::{
     pack_bootstrap,
 };
 use lazuli_image::{
-    oci::{self, BlobLayer, ImageConfig},
+    oci::{self, BlobLayer, ImageConfig, annotation},
     rafs::BlobRecord,
 };
 use lazuli_registry::{ImageName, Pull};
@@ -144,7 +144,9 @@ fn describe(
     let mut blobs: Vec<_> = optimized.kept.iter().map(plain).collect();
     blobs.push(push::layer(hot_blob));
     let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
-    let notes = image.manifest.parsed.annotations.clone();
+    let mut notes = image.manifest.parsed.annotations.clone();
+    // Nobody has to guess any more.
+    notes.remove(annotation::GUESS);
     let config =
         ImageConfig::parse(config).with_context(|| format!("the config of {}", image.name))?;
     Ok(oci::LazyImage::new(&config, &blobs, layer, bootstrap.diff_id, notes)?)

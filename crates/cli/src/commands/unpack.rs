@@ -11,7 +11,7 @@ use bytes::Bytes;
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_builder::unpack::{self, EntryOrder};
-use lazuli_image::oci::{FlatImage, ImageConfig, media_type};
+use lazuli_image::oci::{FlatImage, ImageConfig, annotation, media_type};
 use lazuli_registry::{BlobContent, ImageName};
 use tempfile::NamedTempFile;
 use tokio::runtime::Runtime;
@@ -164,7 +164,9 @@ fn flat(
     let layer = unpack::layer(order, file.as_file_mut(), chunks)?;
     let config = runtime.block_on(lazuli_registry::config(&*image.repository, &image.manifest))?;
     let config = ImageConfig::parse(&config)?;
-    let notes = image.manifest.parsed.annotations.clone();
+    let mut notes = image.manifest.parsed.annotations.clone();
+    // Its chunks are of the lazy image.
+    notes.remove(annotation::GUESS);
     let flat = FlatImage::new(&config, layer.digest, layer.size, layer.diff_id, notes)?;
     let target = lazuli_registry::open(name, &arguments.access.options(&session.config)?)?;
     let content = BlobContent::File(file.path().to_owned());

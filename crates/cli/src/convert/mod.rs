@@ -43,7 +43,7 @@ use self::{
     streaming_push::StreamingPush,
 };
 use crate::{
-    image::{push, scratch::Scratch, sign::Signer, start_ranges},
+    image::{guess, push, scratch::Scratch, sign::Signer},
     progress,
 };
 
@@ -206,11 +206,11 @@ impl<'a> Conversion<'a> {
     ///
     /// # Errors
     /// The trial run failed, or the trace is of another image.
-    pub(crate) fn order_by_trace(&mut self, mut built: Built) -> Result<Ordered> {
+    pub(crate) fn order_by_trace(&mut self, built: Built) -> Result<Ordered> {
         let order = mem::replace(&mut self.request.order, Order::Source);
         let (trace, from) = match order {
             Order::Source => {
-                self.note_start_ranges(&mut built)?;
+                self.note_guess(&built)?;
                 return Ok(Ordered { built, hot: None, trace: None });
             }
             Order::Trace(trace, path) => (*trace, path.display().to_string()),
@@ -222,15 +222,13 @@ impl<'a> Conversion<'a> {
         Ok(Ordered { built: hot_first(built, &hot)?, hot: Some(hot), trace: Some(trace) })
     }
 
-    /// Notes on each blob what a start most likely reads of it. Blobs that the target has already
-    /// are read there.
-    fn note_start_ranges(&self, built: &mut Built) -> Result<()> {
+    /// Notes what a start most likely reads. Blobs that the target has already are read there.
+    fn note_guess(&mut self, built: &Built) -> Result<()> {
         let bootstrap = Bootstrap::open(&built.bootstrap[..])?;
         let files: Vec<_> = built.blobs.iter().map(|blob| blob.file.as_deref()).collect();
         let (config, target) = (&self.source.config, &*self.target);
-        let ranges = start_ranges::guess(config, &bootstrap, &files, target, self.runtime)?;
-        for (blob, ranges) in built.blobs.iter_mut().zip(ranges) {
-            blob.start_ranges = ranges;
+        if let Some(guess) = guess::guess(config, &bootstrap, &files, target, self.runtime)? {
+            guess.note(&mut self.source.annotations);
         }
         Ok(())
     }

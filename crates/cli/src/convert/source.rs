@@ -31,7 +31,7 @@ pub(crate) struct Opened {
     pub(crate) config: ImageConfig,
     /// The manifest and repository, if the source is an image of a registry or layout.
     pub(crate) image: Option<(Manifest, Arc<dyn Pull>)>,
-    /// Annotations for the lazy image's manifest that name its source.
+    /// Annotations for the lazy image's manifest.
     pub(crate) annotations: BTreeMap<String, String>,
 }
 

@@ -1,11 +1,11 @@
 //! A lazy image as `check`, `inspect` and others look at it: its metadata in a temporary directory,
 //! no daemon.
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use lazuli_image::{
-    Blob, ChunkRef, Digest, Stored, Tree,
+    Blob, ChunkRef, Digest, Tree,
     compare::Content,
     oci::Descriptor,
     rafs::{Bootstrap, layout::Origin},
@@ -57,11 +57,6 @@ impl OpenedImage {
     /// Stored hot bytes at the beginning of a blob, if the registry knows.
     pub(crate) fn hot_bytes(&self, blob: &Blob) -> Option<u64> {
         self.layer(blob)?.hot_bytes()
-    }
-
-    /// Stored bytes of a blob that a start most likely reads, if the registry knows.
-    pub(crate) fn start_ranges(&self, blob: &Blob) -> Vec<Range<Stored>> {
-        self.layer(blob).map(Descriptor::start_ranges).unwrap_or_default()
     }
 
     /// Refuses an index, whose data is in the layers of an ordinary image, for operations that

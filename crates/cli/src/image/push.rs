@@ -83,12 +83,7 @@ pub(crate) async fn meta_file(repository: &dyn Pull, record: &BlobRecord) -> Res
 /// The manifest's layer for a blob that was built.
 pub(crate) fn layer(blob: &BuiltBlob) -> BlobLayer {
     let record = &blob.record.blob;
-    BlobLayer {
-        digest: record.id,
-        size: record.stored_size,
-        hot_bytes: blob.hot_bytes,
-        start_ranges: blob.start_ranges.clone(),
-    }
+    BlobLayer { digest: record.id, size: record.stored_size, hot_bytes: blob.hot_bytes }
 }
 
 /// Stores the blobs, the config, the manifest, the signatures and the tag in this order, so that

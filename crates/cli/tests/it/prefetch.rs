@@ -2,7 +2,7 @@
 //! [`crate::nodes`].
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     ops::Range,
     path::{Path, PathBuf},
@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use lazuli_image::{Trace, oci::annotation};
 use lazuli_testkit::{
     kernel::{Feature, require},
     odd,
@@ -195,8 +197,9 @@ fn what_the_converter_guessed_is_fetched_with_the_metadata() {
     convert();
     let manifest: Value = serde_json::from_slice(&registry.manifest("app", "1").unwrap()).unwrap();
     let layers = manifest["layers"].as_array().unwrap();
-    let (bootstrap, data) = layers.split_last().unwrap();
-    let expected: u64 = data.iter().map(guessed).sum();
+    let bootstrap = layers.last().unwrap();
+    let guessed = guessed(&manifest);
+    let expected: u64 = guessed.values().sum();
     assert!((1 << 20..16 << 20).contains(&expected), "{expected} bytes are guessed");
     // From the blobs that the target has by now, the same is guessed.
     convert();
@@ -207,8 +210,8 @@ fn what_the_converter_guessed_is_fetched_with_the_metadata() {
     let digest = bootstrap["digest"].as_str().unwrap();
     registry.fault("GET", digest, 1, Fault::Latency(Duration::from_secs(2)));
     let mut mount = mounting(&lazuli, &image);
-    let asked = |layer: &Value| asked(&registry, layer["digest"].as_str().unwrap());
-    wait("what was guessed", || data.iter().map(asked).sum::<u64>() == expected);
+    let asked = || guessed.keys().map(|blob| asked(&registry, blob)).sum::<u64>();
+    wait("what was guessed", || asked() == expected);
     assert!(mount.try_wait().unwrap().is_none(), "the bootstrap was not waited for");
     assert!(mount.wait().unwrap().success());
     settled(&lazuli);
@@ -219,12 +222,15 @@ fn what_the_converter_guessed_is_fetched_with_the_metadata() {
     umount(&lazuli);
 }
 
-/// Bytes of a blob or layer that the converter or the indexer guessed to be read.
-pub(crate) fn guessed(layer: &Value) -> u64 {
-    let noted = layer["annotations"]["vnd.lazuli.start-ranges"].as_str().unwrap_or_default();
-    let number = |text: &str| text.parse::<u64>().unwrap();
-    let bytes = |range: &str| range.split_once('-').map(|(a, b)| number(b) - number(a)).unwrap();
-    noted.split(',').filter(|range| !range.is_empty()).map(bytes).sum()
+/// The stored bytes of each blob or layer, by digest, whose places the converter or the indexer has
+/// noted.
+pub(crate) fn guessed(manifest: &Value) -> BTreeMap<String, u64> {
+    let noted = manifest["annotations"][annotation::GUESS].as_str().unwrap();
+    let mut bytes = BTreeMap::new();
+    for (blob, range) in Trace::decode(&STANDARD.decode(noted).unwrap()).unwrap().spans() {
+        *bytes.entry(blob.to_string()).or_default() += range.end.0 - range.start.0;
+    }
+    bytes
 }
 
 /// Bytes of a blob that were asked for.
@@ -232,6 +238,31 @@ pub(crate) fn asked(registry: &FakeRegistry, digest: &str) -> u64 {
     let log = registry.log();
     let of_blob: Vec<_> = log.into_iter().filter(|it| it.target.contains(digest)).collect();
     runs(&of_blob).iter().map(|(_, run)| run.end - run.start).sum()
+}
+
+#[test]
+fn all_that_a_manifest_guesses_is_fetched_within_the_limit() {
+    if !needs() {
+        return;
+    }
+    // Of 200 kB each, ten files fit.
+    for (limit, expected) in [(0, FILES as u64), (2_000_000, 10)] {
+        let (lazuli, _) = node(&format!("{LEARN}escalate_bytes = {limit}\n"));
+        let (registry, image) = registry(&lazuli);
+        let mut manifest: Value =
+            serde_json::from_slice(&registry.manifest("app", "1").unwrap()).unwrap();
+        assert!(manifest["annotations"][annotation::GUESS].is_null(), "it runs nothing");
+        let blob = manifest["layers"][0]["digest"].as_str().unwrap().parse().unwrap();
+        // Without places, nothing is asked for before the bootstrap is here.
+        let guess = Trace::of_start(vec![blob], (0..FILES as u32).map(|number| (0, number, 0)));
+        manifest["annotations"][annotation::GUESS] = STANDARD.encode(guess.encode()).into();
+        let media_type = manifest["mediaType"].as_str().unwrap().to_owned();
+        registry.put_manifest("app", "1", &media_type, manifest.to_string().as_bytes());
+        mount(&lazuli, &image);
+        wait("what is guessed", || chunks_ready(&lazuli) >= expected);
+        assert_eq!(settled(&lazuli), expected, "{limit}");
+        umount(&lazuli);
+    }
 }
 
 #[test]
@@ -250,16 +281,12 @@ fn what_the_indexer_guessed_is_fetched_at_once() {
     let first = index();
     assert_eq!(index(), first);
     let index: Value = serde_json::from_slice(&first).unwrap();
-    let layers = index["layers"].as_array().unwrap();
-    let of = |layer: &Value| {
-        layer["annotations"]["containerd.io/snapshot/nydus-ref"].as_str().map(str::to_owned)
-    };
-    let guessed: Vec<_> = layers.iter().filter_map(|it| Some((of(it)?, guessed(it)))).collect();
-    let expected: u64 = guessed.iter().map(|(_, bytes)| bytes).sum();
+    let guessed = guessed(&index);
+    let expected: u64 = guessed.values().sum();
     assert!((1 << 20..16 << 20).contains(&expected), "{expected} bytes are guessed");
     registry.reset_stats();
     // Nothing of the layers arrives from which more could be guessed.
-    for (layer, _) in &guessed {
+    for layer in guessed.keys() {
         registry.fault("GET", layer, 1000, Fault::Latency(Duration::from_secs(60)));
     }
     mount(&lazuli, &image);
@@ -277,7 +304,7 @@ fn what_the_indexer_guessed_is_fetched_at_once() {
         };
         ranges.iter().map(new).sum::<u64>()
     };
-    let all = || guessed.iter().map(|(layer, _)| asked(layer)).sum::<u64>();
+    let all = || guessed.keys().map(asked).sum::<u64>();
     wait("what was guessed", || all() >= expected / 2);
     umount(&lazuli);
 }

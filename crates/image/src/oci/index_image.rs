@@ -8,12 +8,12 @@
 //!          └ layers[m]              bootstrap
 //! ```
 
-use std::ops::Range;
+use std::collections::BTreeMap;
 
 use super::{
-    BlobLayer, Descriptor, Manifest, OciError, annotation, data_layer, media_type, start_ranges,
+    BlobLayer, Descriptor, Manifest, NotedGuess, OciError, annotation, data_layer, media_type,
 };
-use crate::{Algorithm, Digest, Stored, rafs::WrittenIndex};
+use crate::{Algorithm, Digest, rafs::WrittenIndex};
 
 /// The index of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +26,6 @@ pub struct IndexedLayer {
     pub size: u64,
     /// SHA-256 of the stored chunk tables in the index.
     pub tables: Digest,
-    /// Stored bytes of the layer that a start most likely reads, if somebody guessed.
-    pub start_ranges: Vec<Range<Stored>>,
 }
 
 impl IndexedLayer {
@@ -36,7 +34,7 @@ impl IndexedLayer {
         let written = index.record.tail.index?;
         let (layer, tables) = (index.record.blob.id, index.tables);
         let (digest, size) = (written.digest, written.size);
-        Some(IndexedLayer { layer, digest, size, tables, start_ranges: Vec::new() })
+        Some(IndexedLayer { layer, digest, size, tables })
     }
 }
 
@@ -50,7 +48,8 @@ pub struct IndexImage {
 }
 
 impl IndexImage {
-    /// Describes the index of `subject`, an image with the configuration `config`.
+    /// Describes the index of `subject`, an image with the configuration `config`. `guess` is what
+    /// its start most likely reads.
     ///
     /// # Errors
     /// The manifest cannot be written as JSON.
@@ -60,7 +59,12 @@ impl IndexImage {
         indexes: &[IndexedLayer],
         beside: &[BlobLayer],
         bootstrap: BlobLayer,
+        guess: Option<&NotedGuess>,
     ) -> Result<Self, OciError> {
+        let mut annotations = BTreeMap::new();
+        if let Some(guess) = guess {
+            guess.note(&mut annotations);
+        }
         let mut layers: Vec<_> = indexes.iter().map(index_layer).collect();
         layers.extend(beside.iter().map(data_layer));
         layers.push(super::bootstrap_layer(&bootstrap));
@@ -71,7 +75,7 @@ impl IndexImage {
             config: Descriptor::plain(&config.media_type, config.digest, config.size),
             layers,
             subject: Some(subject),
-            annotations: Default::default(),
+            annotations,
         };
         let document = "manifest";
         let manifest =
@@ -114,13 +118,11 @@ pub fn layer_index_manifest(index: &IndexedLayer) -> Result<Vec<u8>, OciError> {
 /// The descriptor of a layer's index.
 fn index_layer(index: &IndexedLayer) -> Descriptor {
     let (layer, tables) = (index.layer.to_string(), index.tables.to_string());
-    let mut notes = vec![
+    let notes = [
         (annotation::DATA_BLOB, "true"),
         (annotation::INDEX_OF, layer.as_str()),
         (annotation::INDEX_TABLES, tables.as_str()),
     ];
-    let ranges = start_ranges(&index.start_ranges);
-    notes.extend(ranges.as_deref().map(|ranges| (annotation::START_RANGES, ranges)));
     Descriptor::new(media_type::DATA_BLOB, index.digest, index.size, &notes)
 }
 
@@ -150,6 +152,7 @@ impl Manifest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Trace;
 
     fn digest(text: &str) -> Digest {
         Algorithm::Sha256.digest(text.as_bytes())
@@ -171,11 +174,13 @@ mod tests {
         let image = ordinary();
         let subject = Descriptor::plain(media_type::MANIFEST, digest("image"), 9);
         let (layer, index, tables) = (digest(layer), digest("index"), digest("tables"));
-        let start_ranges = vec![Stored(100)..Stored(4096)];
-        let indexed = IndexedLayer { layer, digest: index, size: 7, tables, start_ranges };
+        let indexed = IndexedLayer { layer, digest: index, size: 7, tables };
         let blob = |text| BlobLayer::new(digest(text), 1);
         let (beside, boot) = ([blob("beside")], blob("bootstrap"));
-        let written = IndexImage::new(subject, &image.config, &[indexed], &beside, boot).unwrap();
+        let guess = NotedGuess::of(&Trace::of_start(vec![layer], [(0, 3, 0)]));
+        let written =
+            IndexImage::new(subject, &image.config, &[indexed], &beside, boot, guess.as_ref());
+        let written = written.unwrap();
         assert_eq!(written.descriptor.digest, Algorithm::Sha256.digest(&written.manifest));
         Manifest::parse(&written.manifest).unwrap()
     }
@@ -185,16 +190,15 @@ mod tests {
         let (image, index) = (ordinary(), index("layer"));
         assert!(index.is_index_of(&digest("image"), &image));
         assert_eq!(index.layers[0].index_tables(), Some(digest("tables")));
-        // Of the layer, which is larger than its index.
-        assert_eq!(index.layers[0].start_ranges(), [Stored(100)..Stored(4096)]);
+        let guess = index.guess().unwrap().decode().unwrap();
+        assert_eq!(guess.hot().collect::<Vec<_>>(), [(digest("layer"), 3)]);
         assert_eq!(index.lazy_base().unwrap().0.len(), 2);
     }
 
     #[test]
     fn a_layers_own_index_is_of_that_layer() {
         let [layer, index, tables] = ["layer", "index", "tables"].map(digest);
-        let indexed =
-            IndexedLayer { layer, digest: index, size: 7, tables, start_ranges: Vec::new() };
+        let indexed = IndexedLayer { layer, digest: index, size: 7, tables };
         let written = layer_index_manifest(&indexed).unwrap();
         let manifest = Manifest::parse(&written).unwrap();
         assert_eq!(manifest.layer_index(&layer).unwrap().digest, index);

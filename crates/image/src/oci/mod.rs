@@ -9,20 +9,22 @@
 //! annotation.
 
 mod config;
+mod guess;
 mod index_image;
 mod platform;
 
 pub use config::ImageConfig;
+pub use guess::NotedGuess;
 pub use index_image::{
     EMPTY_CONFIG, IndexImage, IndexedLayer, layer_index_manifest, layer_index_tag,
 };
 pub use platform::{InvalidPlatform, Platform};
 
-use std::{collections::BTreeMap, ops::Range};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{Algorithm, Digest, Stored};
+use crate::{Algorithm, Digest};
 
 /// Computes the chain ids of layers from their DiffIDs, lowest first. containerd names a layer on
 /// top of those below it by its chain id. (OCI image specification, "Layer ChainID".)
@@ -78,10 +80,6 @@ pub mod media_type {
     pub const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 }
 
-/// Most [ranges](annotation::START_RANGES) of a blob: the manifest still arrives in the first round
-/// trip of a new connection.
-pub const MAX_START_RANGES: usize = 64;
-
 /// Annotations.
 pub mod annotation {
     /// On a data blob: `true`.
@@ -93,9 +91,6 @@ pub mod annotation {
     /// On a data blob: how many stored bytes at its beginning a container reads when it starts, in
     /// decimal.
     pub const HOT_BYTES: &str = "vnd.lazuli.hot-bytes";
-    /// On a data blob or the index of a layer: the stored bytes of the blob or layer that a start
-    /// most likely reads, as ranges `FIRST-END,…` in decimal, the end exclusive.
-    pub const START_RANGES: &str = "vnd.lazuli.start-ranges";
     /// On the index of an unconverted layer: digest of that layer.
     pub const INDEX_OF: &str = "containerd.io/snapshot/nydus-ref";
     /// On the index of a layer: digest of its chunk tables as stored, which are a part of it.
@@ -110,6 +105,8 @@ pub mod annotation {
     pub const CHUNKED_POSITION: &str = "io.github.containers.zstd-chunked.manifest-position";
     /// On such a layer: digest of the stored table of contents.
     pub const CHUNKED_DIGEST: &str = "io.github.containers.zstd-chunked.manifest-checksum";
+    /// On the manifest: the chunks that a start most likely reads, see [`NotedGuess`](super::NotedGuess).
+    pub const GUESS: &str = "vnd.lazuli.guess";
     /// On the manifest: digest of the manifest that was converted.
     pub const SOURCE_DIGEST: &str = "containerd.io/snapshot/nydus-source-digest";
 }
@@ -216,21 +213,6 @@ impl Descriptor {
         self.annotations.get(annotation::HOT_BYTES)?.parse().ok()
     }
 
-    /// Stored bytes of a data blob, or of the layer that this is the index of, which a start most
-    /// likely reads, as the maker guessed. At most [`MAX_START_RANGES`]; none if any of them is
-    /// malformed. Those of a layer may end behind it: its size is not known here.
-    pub fn start_ranges(&self) -> Vec<Range<Stored>> {
-        let size = if self.index_of().is_some() { u64::MAX } else { self.size };
-        let parse = |range: &str| {
-            let (start, end) = range.split_once('-')?;
-            let (start, end): (u64, u64) = (start.parse().ok()?, end.parse().ok()?);
-            (start < end && end <= size).then_some(Stored(start)..Stored(end))
-        };
-        let noted = self.annotations.get(annotation::START_RANGES);
-        let ranges = noted.map(|noted| noted.split(',').take(MAX_START_RANGES).map(parse));
-        ranges.and_then(Iterator::collect).unwrap_or_default()
-    }
-
     /// The layer that this is the index of.
     pub fn index_of(&self) -> Option<Digest> {
         self.annotations.get(annotation::INDEX_OF)?.parse().ok()
@@ -313,14 +295,12 @@ pub struct BlobLayer {
     pub size: u64,
     /// Stored bytes at its beginning that a start reads, if that is known; of a data blob only.
     pub hot_bytes: Option<u64>,
-    /// Stored bytes that a start most likely reads; of a data blob only.
-    pub start_ranges: Vec<Range<Stored>>,
 }
 
 impl BlobLayer {
     /// A layer of which it is not known what a start reads.
     pub fn new(digest: Digest, size: u64) -> Self {
-        BlobLayer { digest, size, hot_bytes: None, start_ranges: Vec::new() }
+        BlobLayer { digest, size, hot_bytes: None }
     }
 }
 
@@ -363,16 +343,7 @@ fn data_layer(blob: &BlobLayer) -> Descriptor {
     let hot = blob.hot_bytes.map(|bytes| bytes.to_string());
     let mut notes = vec![(annotation::DATA_BLOB, "true")];
     notes.extend(hot.as_deref().map(|bytes| (annotation::HOT_BYTES, bytes)));
-    let ranges = start_ranges(&blob.start_ranges);
-    notes.extend(ranges.as_deref().map(|ranges| (annotation::START_RANGES, ranges)));
     Descriptor::new(media_type::DATA_BLOB, blob.digest, blob.size, &notes)
-}
-
-/// The value of [`annotation::START_RANGES`], if there are any.
-fn start_ranges(ranges: &[Range<Stored>]) -> Option<String> {
-    let range = |range: &Range<Stored>| format!("{}-{}", range.start.0, range.end.0);
-    let ranges: Vec<_> = ranges.iter().take(MAX_START_RANGES).map(range).collect();
-    (!ranges.is_empty()).then(|| ranges.join(","))
 }
 
 /// The descriptor of the packed bootstrap.

@@ -58,26 +58,6 @@ fn a_lazy_image_keeps_what_the_source_says() {
 }
 
 #[test]
-fn ranges_that_a_start_reads_are_noted_on_their_blob() {
-    let source = ImageConfig::parse(SOURCE.as_bytes()).unwrap();
-    let diff_id = Algorithm::Sha256.digest(b"tar");
-    let ranges = [Stored(3)..Stored(7), Stored(0)..Stored(1), Stored(7)..Stored(10)];
-    let blob = BlobLayer { start_ranges: ranges.to_vec(), ..layer(b"0123456789") };
-    let image = LazyImage::new(&source, &[blob], layer(b"b"), diff_id, BTreeMap::new()).unwrap();
-    let manifest = Manifest::parse(&image.manifest).unwrap();
-    assert_eq!(manifest.layers[0].annotations[annotation::START_RANGES], "3-7,0-1,7-10");
-    assert_eq!(manifest.layers[0].start_ranges(), ranges);
-    assert!(manifest.layers[1].start_ranges().is_empty());
-    let mut other = manifest.layers[0].clone();
-    for malformed in ["", "3", "3-", "-3", "3-3", "4-3", "3-11", "3-7;8-9", "3-7,", "0x1-2"] {
-        other.annotations.insert(annotation::START_RANGES.to_owned(), malformed.to_owned());
-        assert!(other.start_ranges().is_empty(), "{malformed}");
-    }
-    other.annotations.insert(annotation::START_RANGES.to_owned(), ["0-1"; 99].join(","));
-    assert_eq!(other.start_ranges().len(), MAX_START_RANGES);
-}
-
-#[test]
 fn chain_id_covers_all_layers_below() {
     let [one, two, three] = [b"1", b"2", b"3"].map(|tar| Algorithm::Sha256.digest(tar));
     let chain = chain_ids([one, two, three]);

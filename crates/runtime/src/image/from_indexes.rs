@@ -65,7 +65,7 @@ impl Prefix {
             (Algorithm::Sha256.digest(&made.bootstrap), made.bootstrap.len() as u64);
         let bootstrap = BlobLayer::new(digest, size);
         let (subject, config) = (image.descriptor(), &image.parsed.config);
-        let document = IndexImage::new(subject, config, &indexed, &[], bootstrap)?;
+        let document = IndexImage::new(subject, config, &indexed, &[], bootstrap, None)?;
         let bootstrap = IndexedBootstrap::new(made.bootstrap, &made.layers)?;
         // The kernel trusts the bootstrap.
         rafs::check(&bootstrap.open()?)?;

@@ -36,15 +36,14 @@ pub(crate) use unpack::fuzz;
 use std::{
     collections::BTreeMap,
     fs,
-    ops::Range,
     path::{Path, PathBuf},
     pin::pin,
     sync::Arc,
 };
 
 use lazuli_image::{
-    Algorithm, Blob, Digest, Stored,
-    oci::{Descriptor, Manifest, media_type},
+    Algorithm, Blob, Digest,
+    oci::{Descriptor, Manifest, NotedGuess, media_type},
     rafs::{
         self, Bootstrap,
         layout::{MAX_ROWS, Origin},
@@ -80,8 +79,8 @@ pub struct StoredImage {
     pub descriptor: Descriptor,
     /// Stored bytes at the beginning of each blob of the bootstrap that its maker calls hot.
     pub hot: Vec<u64>,
-    /// Stored bytes of each of these blobs that its maker guesses to be read by a start.
-    pub start_ranges: Vec<Vec<Range<Stored>>>,
+    /// What its maker guesses to be read by a start.
+    pub guess: Option<NotedGuess>,
     /// Its config, as the registry holds it.
     pub config: serde_json::Value,
     /// Its file tree and chunk tables.
@@ -275,9 +274,6 @@ impl StoredImage {
         let layer_of = |blob: &Blob| manifest.layers.iter().find(|layer| is_of(layer, blob.id));
         let hot_of =
             |blob: &Blob| layer_of(blob).and_then(Descriptor::hot_bytes).unwrap_or_default();
-        let ranges_of =
-            |blob: &Blob| layer_of(blob).map(Descriptor::start_ranges).unwrap_or_default();
-        let start_ranges = bootstrap.blobs().iter().map(ranges_of).collect();
         let hot = match is_seekable {
             true => seekable::hot(&bootstrap),
             false => bootstrap.blobs().iter().map(hot_of).collect(),
@@ -294,7 +290,7 @@ impl StoredImage {
                 artifact_type: None,
             },
             hot,
-            start_ranges,
+            guess: manifest.guess(),
             config,
             bootstrap,
             bytes_total: lazy.iter().map(|layer| layer.size).sum::<u64>() + indexed_bytes,

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::{
     Image, Prefetcher,
     escalate::MissListener,
-    fetch_in_order::{self, Blobs, ChunkAt, Purpose},
+    fetch_in_order::{self, Blobs, ChunkAt, Gaps, Purpose},
     guess::{self, Content, Piece, extents},
     lessons,
 };
@@ -40,7 +40,7 @@ pub(super) async fn fetch_guessed(prefetcher: &Prefetcher, image: &Image, listen
                         places,
                         None,
                         pace,
-                        Purpose::Hint(cache),
+                        Purpose::Guess(cache, Gaps::OF_REQUESTS),
                     )),
                     None => break,
                 },

@@ -16,7 +16,10 @@ use std::{
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use lazuli_image::{Chunk, plan::gap};
+use lazuli_image::{
+    Chunk,
+    plan::{Planner, gap},
+};
 use lazuli_registry::CONNECTIONS;
 
 use super::yield_to_readers::{LONGEST_DELAY, yield_to_readers};
@@ -86,8 +89,8 @@ impl Pace {
 pub(crate) enum Purpose<'a> {
     /// A hint: a start most likely needs it. Fetched if the disk has space.
     Hint(&'a Cache),
-    /// A hint that follows from misses: what lies between likely chunks comes along.
-    Escalation(&'a Cache, Gaps<'a>),
+    /// A hint about chunks that are only likely: what lies between them comes along.
+    Guess(&'a Cache, Gaps<'a>),
     /// An order of a waiting client. Readers take precedence, but not for long; then it is fetched
     /// in small parts.
     Order(&'a Cache),
@@ -96,7 +99,7 @@ pub(crate) enum Purpose<'a> {
 impl Purpose<'_> {
     fn cache(&self) -> &Cache {
         match self {
-            Purpose::Hint(cache) | Purpose::Escalation(cache, _) | Purpose::Order(cache) => cache,
+            Purpose::Hint(cache) | Purpose::Guess(cache, _) | Purpose::Order(cache) => cache,
         }
     }
 
@@ -112,11 +115,14 @@ impl Purpose<'_> {
 pub(crate) struct Gaps<'a> {
     /// Maximum stored bytes between two chunks of the group.
     pub(crate) most: u64,
-    /// Stored bytes that may be fetched yet. What comes along is taken off.
-    pub(crate) left: &'a AtomicU64,
+    /// Stored bytes that may be fetched yet, if they are limited. What comes along is taken off.
+    pub(crate) left: Option<&'a AtomicU64>,
 }
 
 impl Gaps<'_> {
+    /// Those that the requests for the chunks cover anyway.
+    pub(crate) const OF_REQUESTS: Self = Gaps { most: Planner::NODE.gap, left: None };
+
     /// Adds them to chunks of a blob, which are in ascending order.
     fn fill(self, chunks: &mut Vec<usize>, blob: &CachedBlob) {
         let mut all = Vec::with_capacity(chunks.len());
@@ -134,7 +140,9 @@ impl Gaps<'_> {
     /// Takes a chunk's bytes off; returns whether there were as many.
     fn take(self, chunk: &Chunk) -> bool {
         let take = |left: u64| left.checked_sub(chunk.stored_share());
-        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+        self.left.is_none_or(|left| {
+            left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+        })
     }
 }
 
@@ -243,13 +251,11 @@ pub(crate) async fn fetch_by(
             return Ok(());
         }
         match purpose {
-            Purpose::Hint(cache) | Purpose::Escalation(cache, _)
-                if !cache.has_room_for_hints(size) =>
-            {
+            Purpose::Hint(cache) | Purpose::Guess(cache, _) if !cache.has_room_for_hints(size) => {
                 tracing::info!("less is fetched ahead: the disk is nearly full");
                 return Ok(());
             }
-            Purpose::Hint(_) | Purpose::Escalation(..) => {}
+            Purpose::Hint(_) | Purpose::Guess(..) => {}
             Purpose::Order(cache) => yield_to_readers(cache, LONGEST_DELAY).await,
         }
         if purpose.is_beside_readers() {
@@ -272,7 +278,7 @@ pub(crate) async fn fetch_by(
         };
         let part = (wanted.min(pace.bytes()) / CONNECTIONS).max(LEAST_PART);
         let mut group = by_blob(group);
-        if let Purpose::Escalation(_, gaps) = purpose {
+        if let Purpose::Guess(_, gaps) = purpose {
             group.iter_mut().for_each(|(blob, chunks)| gaps.fill(chunks, &blobs[*blob]));
         }
         for (blob, chunks) in &group {

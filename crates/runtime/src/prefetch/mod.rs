@@ -22,13 +22,13 @@ pub(crate) use guess::fuzz;
 mod learn;
 mod lessons;
 mod looked_up;
+mod makers_guess;
 mod orders;
 mod recorder;
 mod rest;
 mod settings;
 mod small_files;
 mod spare_slots;
-mod start_ranges;
 mod timed_slot;
 mod traces;
 mod whole;
@@ -36,22 +36,26 @@ mod whole;
 use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
-use lazuli_image::{Digest, Lesson, Stored, Trace, oci::Descriptor, rafs::Bootstrap};
+use lazuli_image::{
+    Digest, Lesson, Stored, Trace,
+    oci::{Descriptor, NotedGuess},
+    rafs::Bootstrap,
+};
 use lazuli_registry::{Pull, Repository};
 use lazuli_sys::mmap::Map;
 use tokio::{sync::oneshot, task::JoinHandle};
 
+pub use self::makers_guess::{DecodedBlobs, makers_guess};
 pub use self::settings::{Mode, Settings};
-pub use self::start_ranges::{DecodedBlobs, start_ranges};
 pub use self::traces::{ANNOTATION, ARTIFACT_TYPE, Traces, find, publish};
 pub(crate) use self::whole::fast;
 use self::{
     escalate::{Escalation, MissListener},
-    fetch_in_order::{Blobs, Pace, Purpose},
+    fetch_in_order::{Blobs, Gaps, Pace, Purpose},
     learn::{RegistryTrace, ask_for_lesson},
     lessons::Lessons,
     looked_up::LookedUp,
-    orders::{baked, first_of, of_maker, of_ranges, of_trace},
+    orders::{baked, decoded, first_of, of_guess, of_maker, of_trace},
     recorder::Recorder,
     rest::Rest,
 };
@@ -82,8 +86,8 @@ pub(crate) struct Image {
     pub(crate) bootstrap: Arc<Bootstrap<Map>>,
     /// Stored bytes at the beginning of each blob that its maker marks as hot.
     pub(crate) hot: Vec<u64>,
-    /// Stored bytes of each blob that its maker guesses to be read.
-    pub(crate) start_ranges: Vec<Vec<Range<Stored>>>,
+    /// What its maker guesses to be read.
+    pub(crate) guess: Option<NotedGuess>,
     pub(crate) blobs: Blobs,
     pub(crate) repository: Arc<dyn Repository>,
 }
@@ -137,9 +141,10 @@ impl Prefetcher {
         repository: &Arc<dyn Repository>,
         manifest: &Digest,
         layers: &[Descriptor],
+        guess: Option<NotedGuess>,
     ) {
         let Some(key) = looked_up::key(repository, manifest) else { return };
-        let look = || self.find(repository, manifest, layers, Metadata::Missing);
+        let look = || self.find(repository, manifest, layers, guess, Metadata::Missing);
         if !self.ahead.insert(&key, look) {
             return;
         }
@@ -151,16 +156,18 @@ impl Prefetcher {
     }
 
     /// Looks up a trace, and requests hot bytes of `layers` while the image's metadata is fetched,
-    /// if it is missing. Call it as soon as the image is known.
+    /// if it is missing: those of the trace, or what the image's maker calls hot or guesses. Call it
+    /// as soon as the image is known.
     pub(crate) fn look_up(
         self: &Arc<Self>,
         repository: &Arc<dyn Repository>,
         manifest: &Digest,
         layers: &[Descriptor],
+        guess: Option<NotedGuess>,
         metadata: Metadata,
     ) -> Known {
         let ahead = looked_up::key(repository, manifest).and_then(|key| self.ahead.take(&key));
-        ahead.unwrap_or_else(|| self.find(repository, manifest, layers, metadata))
+        ahead.unwrap_or_else(|| self.find(repository, manifest, layers, guess, metadata))
     }
 
     fn find(
@@ -168,6 +175,7 @@ impl Prefetcher {
         repository: &Arc<dyn Repository>,
         manifest: &Digest,
         layers: &[Descriptor],
+        guess: Option<NotedGuess>,
         metadata: Metadata,
     ) -> Known {
         let learns = self.settings.mode == Mode::Learn;
@@ -181,7 +189,10 @@ impl Prefetcher {
         if metadata == Metadata::Missing {
             match &known.trace {
                 Some(trace) => self.ask_early(&known.early, &place, layers, trace.spans()),
-                None => self.ask_early(&known.early, &place, layers, baked(layers).into_iter()),
+                None => {
+                    let spans = baked(layers, guess.as_ref());
+                    self.ask_early(&known.early, &place, layers, spans.into_iter());
+                }
             }
         }
         if self.settings.learns_from_others() && known.trace.is_none() {
@@ -293,11 +304,12 @@ impl Prefetcher {
         }
         let Known { trace, asked, lesson, asked_lesson, early } = known;
         let (is_asked, is_ours) = (asked.is_some(), trace.is_some());
-        let hint = Purpose::Hint(&self.cache);
-        let bring = async |order| {
+        let bring_for = async |order, purpose| {
+            let (blobs, pace) = (&image.blobs, &self.pace);
             // Readers of chunks that cannot be fetched get the error.
-            drop(fetch_in_order::fetch(&image.blobs, order, Some(&early), &self.pace, hint).await);
+            drop(fetch_in_order::fetch(blobs, order, Some(&early), pace, purpose).await);
         };
+        let bring = |order| bring_for(order, Purpose::Hint(&self.cache));
         let hot = |trace: Option<&Trace>| {
             let blobs = image.blobs.upgrade()?;
             Some(
@@ -309,15 +321,17 @@ impl Prefetcher {
         let baked = if trace.is_none() { hot(None) } else { None }.unwrap_or_default();
         let mut is_foreseen = !baked.is_empty();
         let guessed = match trace.is_none() && !is_foreseen {
-            true => image.blobs.upgrade().map(|blobs| {
-                // Whatever the manifest claims.
-                first_of(&blobs, of_ranges(&image.start_ranges, &blobs), early::MOST)
-            }),
+            true => {
+                image.blobs.upgrade().zip(decoded(image.guess.as_ref())).map(|(blobs, guess)| {
+                    // Whatever the manifest claims.
+                    first_of(&blobs, of_guess(&guess, &blobs), self.settings.foreign_bytes())
+                })
+            }
             false => None,
         };
         let guessed = guessed.unwrap_or_default();
         listener.foresee(&guessed);
-        let guessed = bring(guessed).shared();
+        let guessed = bring_for(guessed, Purpose::Guess(&self.cache, Gaps::OF_REQUESTS)).shared();
         let follow = async {
             let ((), answer) = tokio::join!(bring(baked), self.answer(image, asked));
             let trace = trace.or(answer);

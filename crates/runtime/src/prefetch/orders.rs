@@ -1,8 +1,11 @@
 //! Chunks of an image in the order in which to fetch them.
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::HashSet, ops::Range, sync::Arc};
 
-use lazuli_image::{Digest, Stored, Trace, oci::Descriptor};
+use lazuli_image::{
+    Digest, Stored, Trace,
+    oci::{Descriptor, NotedGuess},
+};
 
 use super::fetch_in_order::ChunkAt;
 use crate::cache::CachedBlob;
@@ -24,40 +27,40 @@ pub(super) fn of_maker(hot: &[u64], blobs: &[Arc<CachedBlob>]) -> Vec<ChunkAt> {
     hot.iter().zip(blobs).enumerate().flat_map(of_blob).collect()
 }
 
-/// The chunks in these ranges of each blob, the first range of each first.
-pub(super) fn of_ranges(ranges: &[Vec<Range<Stored>>], blobs: &[Arc<CachedBlob>]) -> Vec<ChunkAt> {
-    let of_blob = |(position, (ranges, blob)): (usize, (&Vec<_>, &Arc<CachedBlob>))| {
-        let chunks = |range| blob.stored_in(range).map(|chunk| (position, chunk)).collect();
-        ranges.iter().map(chunks).collect()
+/// The chunks that a maker guesses, and then those that lie between them in its spans: they arrive
+/// with these.
+pub(super) fn of_guess(guess: &Trace, blobs: &[Arc<CachedBlob>]) -> Vec<ChunkAt> {
+    let within = |(id, range): (Digest, Range<Stored>)| {
+        let blob = blobs.iter().position(|blob| blob.id() == id)?;
+        Some(blobs[blob].stored_in(&range).map(move |chunk| (blob, chunk)))
     };
-    let by_blob = ranges.iter().zip(blobs).enumerate().map(of_blob).collect();
-    in_turns(by_blob).into_iter().flat_map(|chunks: Vec<ChunkAt>| chunks).collect()
+    let mut order = of_trace(guess, blobs);
+    let known: HashSet<_> = order.iter().copied().collect();
+    let between = guess.spans().filter_map(within).flatten();
+    order.extend(between.filter(|place| !known.contains(place)));
+    order
 }
 
-/// What the image's maker says of its start: the hot part of each blob, or the ranges that it
-/// guessed if no blob has one.
-pub(super) fn baked(layers: &[Descriptor]) -> Vec<(Digest, Range<Stored>)> {
+/// The image's maker's guess, unless it is malformed: it is only a hint.
+pub(super) fn decoded(guess: Option<&NotedGuess>) -> Option<Trace> {
+    let decoded = guess?.decode();
+    decoded.inspect_err(|error| tracing::info!(%error, "the guess in a manifest is ignored")).ok()
+}
+
+/// What the image's maker says of its start: the hot part of each blob, or where the beginning of
+/// its guess is stored if no blob has one.
+pub(super) fn baked(
+    layers: &[Descriptor],
+    guess: Option<&NotedGuess>,
+) -> Vec<(Digest, Range<Stored>)> {
     // What an index says is of its layer.
     let id = |layer: &Descriptor| layer.index_of().unwrap_or(layer.digest);
     let hot = |layer: &Descriptor| Some((id(layer), Stored(0)..Stored(layer.hot_bytes()?)));
     let hot: Vec<_> = layers.iter().filter_map(hot).collect();
-    if !hot.is_empty() {
-        return hot;
+    match hot.is_empty() {
+        true => decoded(guess).iter().flat_map(Trace::spans).collect(),
+        false => hot,
     }
-    let guessed = |layer: &Descriptor| {
-        let ranges = layer.start_ranges().into_iter();
-        ranges.map(|range| (id(layer), range)).collect()
-    };
-    in_turns(layers.iter().map(guessed).collect())
-}
-
-/// The first element of each list, then the second of each, and so on.
-fn in_turns<T>(lists: Vec<Vec<T>>) -> Vec<T> {
-    let mut lists: Vec<_> = lists.into_iter().map(Vec::into_iter).collect();
-    let longest = lists.iter().map(ExactSizeIterator::len).max().unwrap_or_default();
-    (0..longest)
-        .flat_map(|_| lists.iter_mut().filter_map(Iterator::next).collect::<Vec<_>>())
-        .collect()
 }
 
 /// As many of the first chunks of `order` as have `most` stored bytes.

@@ -69,9 +69,9 @@ async fn what_lies_between_likely_chunks_comes_along() {
     let stored = |at: usize| u64::from(node.sample.blob.chunks[at].stored_size);
     let blobs: Arc<[Arc<CachedBlob>]> = Arc::new([node.blob.clone()]);
     let left = AtomicU64::new(stored(12) + stored(31));
-    let gaps = Gaps { most: 4 * stored(0), left: &left };
+    let gaps = Gaps { most: 4 * stored(0), left: Some(&left) };
     let order = [10, 13, 20, 30, 34].map(|chunk| (0, chunk));
-    let purpose = Purpose::Escalation(&node.cache, gaps);
+    let purpose = Purpose::Guess(&node.cache, gaps);
     let (blobs, pace) = (Arc::downgrade(&blobs), Pace::default());
     fetch_in_order::fetch_by(&blobs, order, u64::MAX, None, &mut Gauge::new(&pace), purpose)
         .await

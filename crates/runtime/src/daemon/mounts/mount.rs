@@ -82,7 +82,7 @@ impl Node {
             };
             if let Some((stored, verified, manifest, pin)) = part {
                 let digest = &manifest.digest;
-                let known = self.prefetcher.look_up(&repository, digest, &[], Metadata::Here);
+                let known = self.prefetcher.look_up(&repository, digest, &[], None, Metadata::Here);
                 return Ok((stored, verified, Fetched::default(), known, pin));
             }
             let resolved = match self.admission.recent.get(&name) {
@@ -99,7 +99,7 @@ impl Node {
             {
                 let (stored, verified, manifest, pin) = shown;
                 let digest = &manifest.digest;
-                let known = self.prefetcher.look_up(&repository, digest, &[], Metadata::Here);
+                let known = self.prefetcher.look_up(&repository, digest, &[], None, Metadata::Here);
                 return Ok((stored, verified, Fetched::default(), known, pin));
             }
             let manifest = &resolved.manifest;
@@ -116,7 +116,8 @@ impl Node {
                     true => Known::default(),
                     false => {
                         let layers: Vec<_> = resolved.layers().cloned().collect();
-                        self.prefetcher.look_up(&repository, &manifest.digest, &layers, metadata)
+                        let (digest, guess) = (&manifest.digest, manifest.parsed.guess());
+                        self.prefetcher.look_up(&repository, digest, &layers, guess, metadata)
                     }
                 }
             };

@@ -163,7 +163,8 @@ impl Images {
         if image.looked_ahead.get().is_none() && !vouched.beside.is_empty() {
             let layers = image.manifest.parsed.layers.iter().chain(&vouched.beside);
             let (digest, layers) = (&image.manifest.digest, layers.cloned().collect::<Vec<_>>());
-            self.0.prefetcher.look_up_ahead(repository, digest, &layers);
+            let guess = vouched.guess.clone();
+            self.0.prefetcher.look_up_ahead(repository, digest, &layers, guess);
         }
         Ok(vouched)
     }

@@ -143,8 +143,7 @@ impl Node {
         let config = image.config.clone();
         let stored = blocking(move || prefix.store(&images, &config)).await;
         let mut stored = stored.map_err(unusable)?;
-        let blobs = stored.bootstrap.blobs().iter();
-        stored.start_ranges = blobs.map(|blob| vouched.start_ranges(&blob.id)).collect();
+        stored.guess = vouched.guess;
         let verified = verified.of_index(stored.manifest_digest);
         Ok((stored, verified, image.manifest.clone(), pin))
     }

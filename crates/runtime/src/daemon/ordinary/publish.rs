@@ -1,14 +1,13 @@
 //! Puts an index that this node has made beside its image, for other nodes.
 
-use std::{collections::HashMap, fs, ops::Range, path::Path, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use lazuli_builder::{
     index::{ImageIndex, KnownLayer, assemble},
     pack_bootstrap,
 };
 use lazuli_image::{
-    Digest, Stored,
-    oci::{BlobLayer, IndexImage, IndexedLayer, media_type},
+    oci::{BlobLayer, IndexImage, IndexedLayer, NotedGuess, media_type},
     rafs::IndexedBootstrap,
 };
 use lazuli_policy::{
@@ -24,9 +23,6 @@ use super::{
     state::{Ordinaries, Ordinary},
 };
 use crate::{cache::Cache, daemon::admission::logins::Lent, prefetch};
-
-/// The stored bytes that a start most likely reads, by the digest of the layer.
-type StartRanges = HashMap<Digest, Vec<Range<Stored>>>;
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -80,7 +76,7 @@ async fn make(
     known: Vec<KnownLayer>,
     cache: Arc<Cache>,
     content: Option<ContentStore>,
-) -> Outcome<(ImageIndex, StartRanges)> {
+) -> Outcome<(ImageIndex, Option<NotedGuess>)> {
     let runtime = tokio::runtime::Handle::current();
     let make = move || -> Outcome<_> {
         let made = assemble(known)?;
@@ -89,8 +85,8 @@ async fn make(
         let blobs = bootstrap.blobs();
         let content = LayerContent::open(blobs, &cache, content.as_ref());
         let config = serde_json::from_slice(&image.config)?;
-        let guessed = runtime.block_on(prefetch::start_ranges(&config, &bootstrap, &content));
-        Ok((made, blobs.iter().map(|blob| blob.id).zip(guessed).collect()))
+        let guess = runtime.block_on(prefetch::makers_guess(&config, &bootstrap, &content));
+        Ok((made, NotedGuess::of(&guess)))
     };
     in_background(make).await.unwrap_or_else(|| Err("the worker is ending".into()))
 }
@@ -107,12 +103,12 @@ fn stated(known: &[KnownLayer]) -> Vec<StatedLayer> {
 
 async fn publish(
     image: &Ordinary,
-    (made, ranges): (ImageIndex, StartRanges),
+    (made, guess): (ImageIndex, Option<NotedGuess>),
     stated: Vec<StatedLayer>,
     repository: &dyn Repository,
     key: Option<&Path>,
 ) -> Outcome {
-    let document = store(image, made, ranges, repository).await?;
+    let document = store(image, made, guess.as_ref(), repository).await?;
     let Some(key) = key else { return Ok(()) };
     let key = SigningKey::from_pem(&fs::read(key)?, None)?;
     let name = image.asked.to_string();
@@ -148,19 +144,16 @@ fn repository_name(name: &ImageName) -> String {
 async fn store(
     image: &Ordinary,
     made: ImageIndex,
-    mut ranges: StartRanges,
+    guess: Option<&NotedGuess>,
     repository: &dyn Repository,
 ) -> Outcome<Document> {
     let bootstrap = pack_bootstrap(&made.bootstrap, []);
     let layer = BlobLayer::new(bootstrap.digest, bootstrap.size());
-    let mut indexed: Vec<_> = made.layers.iter().filter_map(IndexedLayer::of).collect();
-    for layer in &mut indexed {
-        layer.start_ranges = ranges.remove(&layer.layer).unwrap_or_default();
-    }
+    let indexed: Vec<_> = made.layers.iter().filter_map(IndexedLayer::of).collect();
     let subject = image.manifest.descriptor();
     let config = &image.manifest.parsed.config;
     let IndexImage { manifest, descriptor } =
-        IndexImage::new(subject, config, &indexed, &[], layer)?;
+        IndexImage::new(subject, config, &indexed, &[], layer, guess)?;
     let bytes = made.layers.into_iter().map(|layer| layer.bytes).chain([bootstrap.bytes]);
     for bytes in bytes {
         let digest = lazuli_image::Algorithm::Sha256.digest(&bytes);

@@ -2,7 +2,6 @@
 //! in the repository that the operator names.
 
 use std::{
-    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -10,8 +9,8 @@ use std::{
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use lazuli_image::{
-    Digest, Stored,
-    oci::{Descriptor, layer_index_tag, media_type},
+    Digest,
+    oci::{Descriptor, NotedGuess, layer_index_tag, media_type},
 };
 use lazuli_policy::{LayerDigests, SignedIndex, SignedLayer, StatedLayer};
 use lazuli_registry::{
@@ -53,24 +52,21 @@ pub(super) struct Vouched {
     layers: Vec<VouchedLayer>,
     /// The layers of the image's own index, if it comes from one.
     pub(super) beside: Vec<Descriptor>,
+    /// What that index says that a start most likely reads.
+    pub(super) guess: Option<NotedGuess>,
 }
 
 impl Vouched {
     /// The statement of an index beside the image in `repository`.
     fn beside(signed: &SignedIndex, repository: &Arc<dyn Repository>) -> Self {
-        let listed = &signed.manifest.parsed.layers;
+        let parsed = &signed.manifest.parsed;
+        let listed = &parsed.layers;
         let layer = |stated: &StatedLayer| {
             let size = listed.iter().find(|layer| layer.digest == stated.index)?.size;
             Some(VouchedLayer { stated: *stated, size, repository: repository.clone() })
         };
         let layers = signed.indexing.layers.iter().filter_map(layer).collect();
-        Vouched { layers, beside: listed.clone() }
-    }
-
-    /// Stored bytes of `layer` that a start most likely reads.
-    pub(super) fn start_ranges(&self, layer: &Digest) -> Vec<Range<Stored>> {
-        let index = self.beside.iter().find(|index| index.index_of() == Some(*layer));
-        index.map(Descriptor::start_ranges).unwrap_or_default()
+        Vouched { layers, beside: listed.clone(), guess: parsed.guess() }
     }
 
     /// The statement about a layer whose tar has the digest `diff_id`.
@@ -106,7 +102,7 @@ impl Ordinaries {
         });
         let looks = stream::iter(looks.collect::<Vec<_>>()).buffered(AT_A_TIME);
         let layers = looks.collect::<Vec<_>>().await.into_iter().flatten().collect();
-        Ok(Vouched { layers, beside: Vec::new() })
+        Ok(Vouched { layers, ..Vouched::default() })
     }
 
     async fn vouched_layer(

@@ -107,7 +107,7 @@ impl ServedImage {
             config: self.stored.config.clone(),
             bootstrap: self.stored.bootstrap.clone(),
             hot: self.stored.hot.clone(),
-            start_ranges: self.stored.start_ranges.clone(),
+            guess: self.stored.guess.clone(),
             blobs: self.weak_blobs(),
             repository,
         }

@@ -161,9 +161,9 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
         let step = async {
             let full = start.fills_the_link();
             escalation.pace.set(IN_FLIGHT * full);
-            let gaps = Gaps { most: full / 2, left: &left };
+            let gaps = Gaps { most: full / 2, left: Some(&left) };
             let order = Round { start: &mut start, bytes: 0 };
-            let purpose = Purpose::Escalation(&prefetcher.cache, gaps);
+            let purpose = Purpose::Guess(&prefetcher.cache, gaps);
             fetch_in_order::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, purpose).await
         };
         if escalation.in_slot(step).await.is_err() {

@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     fs::File,
-    ops::Range,
     os::unix::fs::FileExt as _,
     path::Path,
     sync::{Mutex, PoisonError},
@@ -12,31 +11,35 @@ use std::{
 use anyhow::Result;
 use async_trait::async_trait;
 use bytes::Bytes;
-use lazuli_image::{Blob, Chunk, Stored, oci::ImageConfig, rafs::Bootstrap};
+use lazuli_image::{
+    Blob, Chunk,
+    oci::{ImageConfig, NotedGuess},
+    rafs::Bootstrap,
+};
 use lazuli_registry::Pull;
-use lazuli_runtime::prefetch::{DecodedBlobs, start_ranges};
+use lazuli_runtime::prefetch::{DecodedBlobs, makers_guess};
 use tokio::runtime::Runtime;
 
 use super::read_chunks;
 
-/// Guesses for each blob of an image which of its stored bytes a start most likely reads. Blobs
-/// without one of `files` are read at `place`.
+/// Guesses what a start of an image most likely reads; `None` if nothing. Blobs without one of
+/// `files` are read at `place`.
 pub(crate) fn guess(
     config: &ImageConfig,
     bootstrap: &Bootstrap<&[u8]>,
     files: &[Option<&Path>],
     place: &dyn Pull,
     runtime: &Runtime,
-) -> Result<Vec<Vec<Range<Stored>>>> {
+) -> Result<Option<NotedGuess>> {
     let config = serde_json::from_slice(&config.to_json())?;
     let blobs = Blobs { all: bootstrap.blobs(), files, place, fetched: Mutex::default() };
-    let guess = || runtime.block_on(start_ranges(&config, bootstrap, &blobs));
-    let mut ranges = guess();
+    let guess = || runtime.block_on(makers_guess(&config, bootstrap, &blobs));
+    let mut guessed = guess();
     if !blobs.fetched().is_empty() {
         // What is found depends on the order in which `place` answered. Now nothing waits.
-        ranges = guess();
+        guessed = guess();
     }
-    Ok(ranges)
+    Ok(NotedGuess::of(&guessed))
 }
 
 struct Blobs<'a> {

@@ -16,13 +16,15 @@ use crate::{
     sync::lock,
 };
 
-/// Touches and misses since they were last [taken](MissListener::take).
+/// Touches, misses and expectations since they were last [taken](MissListener::take).
 #[derive(Debug, Default)]
 pub(super) struct News {
     /// Chunks that readers touched for the first time, in order, those that they missed among them.
     pub(super) touched: Vec<ChunkAt>,
     /// Those that were neither present, nor in flight, nor foreseen.
     pub(super) missed: Vec<ChunkAt>,
+    /// Chunks that are expected from now on.
+    pub(super) foreseen: Vec<ChunkAt>,
 }
 
 /// Listens to the readers of an image. Each chunk is reported once, so memory is bounded by the
@@ -76,9 +78,9 @@ impl MissListener {
 
     /// Marks chunks as expected: they are about to be requested, so they don't count as misses.
     pub(crate) fn foresee(&self, places: &[ChunkAt]) {
-        for (blob, chunk) in places {
-            self.shared.chunks[*blob].foreseen.set(*chunk);
-        }
+        let is_new = |(blob, chunk): &&ChunkAt| self.shared.chunks[*blob].foreseen.set(*chunk);
+        let new: Vec<_> = places.iter().filter(is_new).copied().collect();
+        self.shared.lock().foreseen.extend(new);
     }
 
     /// Returns whether a reader has asked for a chunk. It may do so a moment before its request is

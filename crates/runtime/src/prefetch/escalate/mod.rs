@@ -128,6 +128,7 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
         listener.more().await;
         let more = listener.take();
         known.touched.extend(more.touched);
+        known.foreseen.extend(more.foreseen);
         known.missed = more.missed;
     }
     let begun = Instant::now();
@@ -221,13 +222,16 @@ impl Start<'_> {
     /// Records the reads since the last call.
     fn listen(&mut self) {
         let news = self.listener.take();
-        if !news.touched.is_empty() {
+        if !news.touched.is_empty() || !news.foreseen.is_empty() {
             self.learn(news);
         }
     }
 
     fn learn(&mut self, news: miss_listener::News) {
         let (scope, was_idle) = (self.ranking.scope(), self.credit == 0);
+        for place in &news.foreseen {
+            self.ranking.note_foreseen(*place);
+        }
         for place in &news.touched {
             self.ranking.note_read(*place);
             self.spared += u64::from(self.unread.remove(place));

@@ -2,7 +2,8 @@
 //!
 //! A file is as likely to be read as others of its kind in its directory were so far; where these
 //! say little, as those in its package, and then as those in the whole image. So the reads of this
-//! start decide, not a table of names.
+//! start decide, not a table of names. Files that the guess foresees are left out: it has found all
+//! libraries that programs name, so that most of them were read says nothing about the others.
 
 use super::{
     super::fetch_in_order::ChunkAt,
@@ -40,7 +41,7 @@ pub(super) enum Scope {
     Image,
 }
 
-/// The number of files, and of those read.
+/// The number of files that were not foreseen, and of those read.
 #[derive(Clone, Copy, Debug, Default)]
 struct Group {
     files: f32,
@@ -61,6 +62,7 @@ pub(super) struct Ranking {
     /// Bytes of each file, stored.
     sizes: Vec<u64>,
     read: Vec<bool>,
+    foreseen: Vec<bool>,
     kinds: Vec<Group>,
     directories: Vec<Group>,
     packages: Vec<Group>,
@@ -95,6 +97,7 @@ impl Ranking {
         Ranking {
             sizes,
             read: vec![false; files.len()],
+            foreseen: vec![false; files.len()],
             kinds: count(|file| file.kind),
             directories: count(|file| file.in_directory),
             packages: count(|file| file.in_package),
@@ -118,10 +121,29 @@ impl Ranking {
         if std::mem::replace(&mut self.read[at as usize], true) {
             return;
         }
+        if !self.foreseen[at as usize] {
+            self.groups(at).into_iter().for_each(|group| group.read += 1.0);
+        }
+    }
+
+    /// A chunk is going to be fetched, or was, whatever is read. That it was read before counts.
+    pub(super) fn note_foreseen(&mut self, place: ChunkAt) {
+        let Some(at) = self.files.owner(place) else { return };
+        let is_known = self.read[at as usize] || self.foreseen[at as usize];
+        self.foreseen[at as usize] = true;
+        if !is_known {
+            self.groups(at).into_iter().for_each(|group| group.files -= 1.0);
+        }
+    }
+
+    /// The groups that a file belongs to.
+    fn groups(&mut self, at: u32) -> [&mut Group; 3] {
         let file = self.files.get(at);
-        self.kinds[file.kind as usize].read += 1.0;
-        self.directories[file.in_directory as usize].read += 1.0;
-        self.packages[file.in_package as usize].read += 1.0;
+        [
+            &mut self.kinds[file.kind as usize],
+            &mut self.directories[file.in_directory as usize],
+            &mut self.packages[file.in_package as usize],
+        ]
     }
 
     /// Records a chunk that was neither present nor in flight.
@@ -309,6 +331,28 @@ mod tests {
         let before = likelihood(&example);
         example.read(FILES[7]);
         assert!(likelihood(&example) > before);
+    }
+
+    #[test]
+    fn reads_of_foreseen_files_say_nothing_about_others() {
+        const LIBRARIES: [&str; 5] =
+            ["lib/a.so", "lib/b.so", "lib/c.so", "lib/d.so", "lib/unrelated.so"];
+        const SCRIPTS: [&str; 4] = ["share/m/x.m", "share/n/y.m", "share/o/z.m", "share/p/w.m"];
+        for is_foreseen in [true, false] {
+            let mut example = Example::of(&[&LIBRARIES[..], &SCRIPTS].concat());
+            for library in &LIBRARIES[..4] {
+                if is_foreseen {
+                    let at = example.paths.iter().position(|path| path == library).unwrap();
+                    let place = example.ranking.places(at as u32)[0];
+                    example.ranking.note_foreseen(place);
+                }
+                example.read(library);
+            }
+            example.ranking.scope = Scope::Image;
+            example.miss(SCRIPTS[0]);
+            let order = example.order();
+            assert_eq!(order[0] != LIBRARIES[4], is_foreseen, "{order:?}");
+        }
     }
 
     /// A JVM's classes, say: a hundred MiB, of which a start reads parts.

@@ -20,7 +20,8 @@ pub(super) const EVERY_CONTAINER: [&str; 4] =
 /// Seen in starts of the images in docs/measurements/prefetch.md.
 const HABITS: [Habit; 19] = [
     Habit { of: &["ld-linux*"], reads: &["/etc/ld.so.cache", "/etc/ld.so.preload"] },
-    Habit { of: &["libc.so*"], reads: &["$DIR/gconv/gconv-modules.cache"] },
+    // The second is read before the first name of a host is looked up.
+    Habit { of: &["libc.so*"], reads: &["$DIR/gconv/gconv-modules.cache", "/etc/host.conf"] },
     Habit {
         of: &["libcrypto.so*"],
         reads: &[
@@ -49,7 +50,6 @@ const HABITS: [Habit; 19] = [
             "$DIR/erl_child_setup",
             "$DIR/inet_gethost",
             "$DIR/../../bin/start.boot|$DIR/../../bin/start_clean.boot",
-            "/etc/host.conf",
             "/etc/protocols",
         ],
     },
@@ -164,10 +164,7 @@ const HABITS: [Habit; 19] = [
             "$DIR/../lib/*-linux-*/*crt*.o",
         ],
     },
-    Habit {
-        of: &["postgres"],
-        reads: &["/usr/share/postgresql/*/timezonesets/Default", "/etc/host.conf"],
-    },
+    Habit { of: &["postgres"], reads: &["/usr/share/postgresql/*/timezonesets/Default"] },
 ];
 
 /// The habits of interpreters that are given a script. The modules that it imports are followed,

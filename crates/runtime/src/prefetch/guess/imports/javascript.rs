@@ -12,7 +12,10 @@ impl Imports {
         file: &Found,
         bytes: &[u8],
     ) -> Vec<Import> {
-        let mut found = Vec::new();
+        // Whether a `.js` is a module of the new kind is in the description of its package.
+        let is_described = |path: &[u8]| paths.known(path, b"package.json");
+        let described = ancestors(file.directory()).find_map(is_described);
+        let mut found = Vec::from_iter(described.map(Import::Data));
         for name in text::javascript(bytes) {
             if name.starts_with(b"./") || name.starts_with(b"../") || name.starts_with(b"/") {
                 found.extend(javascript_module(paths, file.directory(), &name));

@@ -2,7 +2,7 @@
 
 use super::{
     super::paths::{Found, Paths},
-    Import, Imports, pyc, text,
+    Import, Imports, ancestors, pyc, text,
 };
 
 /// Maximum number of packages that relative imports of source go up.
@@ -24,17 +24,20 @@ impl Imports {
             };
             let mut found = self.modules(paths, &package, &module.names, module.level);
             // Names of modules in settings: `"django.contrib.auth"`.
-            for name in module.texts.iter().filter(|text| is_dotted(text)) {
+            for name in module.texts.iter().filter_map(|text| module_of(text)) {
                 found.extend(self.absolute(paths, name));
             }
+            found.extend(self.entry_points(paths, &package, bytes));
             return found;
         }
         let mut found = self.modules(paths, &package, &text::python(bytes), LEVELS);
         // Settings of the application name packages: `"rest_framework"`.
         let is_own = self.own.iter().any(|own| file.path.starts_with(own));
-        for name in text::quoted(bytes, |_, text| is_dotted(text) || is_own && is_name(text)) {
-            found.extend(self.absolute(paths, &name));
+        let is_module = |text: &[u8]| module_of(text).is_some() || is_own && is_name(text);
+        for name in text::quoted(bytes, |_, text| is_module(text)) {
+            found.extend(self.absolute(paths, module_of(&name).unwrap_or(&name)));
         }
+        found.extend(self.entry_points(paths, &package, bytes));
         found
     }
 
@@ -48,38 +51,63 @@ impl Imports {
     ) -> Vec<Import> {
         let mut found = Vec::new();
         // Imported names follow the name of their module.
-        let mut last: Option<(Vec<u8>, Vec<u8>)> = None;
+        let mut last: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         for name in names {
             let plain = name.iter().position(|byte| *byte != b'.').unwrap_or(name.len());
             let (dots, name) = name.split_at(plain);
-            let mut places: Vec<&[u8]> = Vec::new();
-            if dots.is_empty() {
-                places.extend(self.roots.iter().map(Vec::as_slice));
-            }
-            let mut above = super::ancestors(package);
-            match dots.len() {
-                0 => places.extend(above.take(level)),
-                count => places.extend(above.nth(count - 1)),
-            }
-            if let Some((place, module)) = &last
-                && !name.is_empty()
-            {
-                let taken = [module, &b"."[..], name].concat();
-                found.extend(module_in(paths, place, &taken).into_iter().flatten());
-            }
-            if name.is_empty() {
-                last = places.first().map(|place| (place.to_vec(), Vec::new()));
-                continue;
-            }
-            for place in places {
-                if let Some(modules) = module_in(paths, place, name) {
-                    found.extend(modules);
-                    last = Some((place.to_vec(), name.to_vec()));
-                    break;
+            let above = ancestors(package);
+            // Compiled modules do not say which names are relative: either may be meant.
+            let above: Vec<&[u8]> = match dots.len() {
+                0 => above.take(level).collect(),
+                count => above.skip(count - 1).take(1).collect(),
+            };
+            let roots: Vec<&[u8]> = match dots.is_empty() {
+                true => self.roots.iter().map(Vec::as_slice).collect(),
+                false => Vec::new(),
+            };
+            if !name.is_empty() {
+                for (place, module) in &last {
+                    let taken = [module, &b"."[..], name].concat();
+                    found.extend(module_in(paths, place, &taken).into_iter().flatten());
                 }
             }
+            if name.is_empty() {
+                // `from . import name`
+                let place = above.first().or(roots.first());
+                last = place.map(|place| (place.to_vec(), Vec::new())).into_iter().collect();
+                continue;
+            }
+            let mut in_place =
+                |place: &&[u8]| Some((place.to_vec(), module_in(paths, place, name)?));
+            let new: Vec<_> = [above, roots]
+                .iter()
+                .filter_map(|places| places.iter().find_map(&mut in_place))
+                .collect();
+            if !new.is_empty() {
+                last = new.iter().map(|(place, _)| (place.clone(), name.to_vec())).collect();
+            }
+            found.extend(new.into_iter().flat_map(|(_, modules)| modules));
         }
         found
+    }
+
+    /// The lists of what the installed distributions offer as plug-ins, if a module asks for them.
+    fn entry_points(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        package: &[u8],
+        bytes: &[u8],
+    ) -> Vec<Import> {
+        let has = |text: &[u8]| bytes.windows(text.len()).any(|part| part == text);
+        let is_asking = has(b"entry_points")
+            && (has(b"importlib.metadata") || has(b"importlib_metadata"))
+            && !package.ends_with(b"/importlib/metadata");
+        if !is_asking {
+            return Vec::new();
+        }
+        let of_root = |root: &Vec<u8>| [root, &b"/*-info/entry_points.txt"[..]].concat();
+        let lists = self.roots.iter().flat_map(|root| paths.matching(&of_root(root)));
+        lists.map(Import::Data).collect()
     }
 
     fn absolute(&self, paths: &mut Paths<'_, impl AsRef<[u8]>>, name: &[u8]) -> Vec<Import> {
@@ -108,6 +136,13 @@ impl Imports {
         let is_module = end < word.len() || is_dotted(word);
         if is_module { self.absolute(paths, &word[..end]) } else { Vec::new() }
     }
+}
+
+/// The module that a text could name: `package.module`, or `package.module:object`.
+fn module_of(text: &[u8]) -> Option<&[u8]> {
+    let end = text.iter().position(|byte| *byte == b':').unwrap_or(text.len());
+    let (module, object) = text.split_at(end);
+    (is_dotted(module) && (object.is_empty() || is_name(&object[1..]))).then_some(module)
 }
 
 /// Returns whether a text could name a module in a package.
@@ -139,13 +174,18 @@ fn module_in(
         let names = paths.named(&directory, part);
         let is_package = names.contains(&part);
         let inner = [&directory[..], b"/", part].concat();
-        if is_package && paths.directory(b"/", &inner).is_some() {
-            found.extend(module_file(paths, &inner, b"__init__"));
-            directory = inner;
-            continue;
+        let package = (is_package && paths.directory(b"/", &inner).is_some())
+            .then(|| module_file(paths, &inner, b"__init__"));
+        // A directory without code is a package only if no module has the name.
+        if !matches!(package, Some(Some(_)))
+            && let Some(module) = module_file(paths, &directory, part)
+        {
+            found.push(module);
+            break;
         }
-        found.extend(module_file(paths, &directory, part));
-        break;
+        let Some(package) = package else { break };
+        found.extend(package);
+        directory = inner;
     }
     (!found.is_empty()).then_some(found)
 }

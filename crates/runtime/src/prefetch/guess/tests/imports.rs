@@ -35,6 +35,8 @@ fn python_brings_what_its_modules_import() {
         .file(&format!("{packages}/web/__init__.py"), b"# nothing\n")
         .file(&format!("{packages}/web/serve.py"), b"from .. import web\nfrom . import fast\n")
         .file(&format!("{packages}/web/fast.cpython-311-x86_64-linux-gnu.so"), b"\x7fELF")
+        // Stubs do not hide the module of the same name.
+        .file(&format!("{packages}/web/fast/__init__.pyi"), b"# not read\n")
         .file(&format!("{packages}/other/__init__.py"), b"# not imported\n");
     let expected = [
         "/srv/main.py".to_owned(),
@@ -59,8 +61,13 @@ fn python_brings_the_application_that_a_server_is_told_to_load() {
     let image = usual()
         .program("/usr/bin/python3.11", b"")
         .program("/usr/bin/serve", b"#!/usr/bin/python3.11\nfrom server import run\n")
-        .file(&format!("{packages}/server/__init__.py"), b"KINDS = {'one': 'server.kinds.One'}\n")
+        .file(
+            &format!("{packages}/server/__init__.py"),
+            b"KINDS = {'one': 'server.kinds.One', 'two': 'server.loop:Two', 'no': 'server.a:b:c'}\n",
+        )
         .file(&format!("{packages}/server/kinds.py"), b"class One: pass\n")
+        .file(&format!("{packages}/server/loop.py"), b"class Two: pass\n")
+        .file(&format!("{packages}/server/a.py"), b"# not named\n")
         .file(&format!("{packages}/forms/__init__.py"), b"# named in settings\n")
         .file("/srv/site/__init__.py", b"# a package\n")
         .file("/srv/site/wsgi.py", b"setdefault('SETTINGS', 'site.settings')\n")
@@ -72,8 +79,28 @@ fn python_brings_the_application_that_a_server_is_told_to_load() {
         format!("{packages}/forms/__init__.py"),
         format!("{packages}/server/__init__.py"),
         format!("{packages}/server/kinds.py"),
+        format!("{packages}/server/loop.py"),
     ];
     assert_eq!(guessed(&image, &["serve", "site.wsgi"], "/usr/bin/serve"), expected);
+}
+
+#[test]
+fn python_brings_the_plug_ins_that_it_looks_for() {
+    let packages = "/usr/lib/python3.11/site-packages";
+    let list = format!("{packages}/plug-1.0.dist-info/entry_points.txt");
+    let image = |main: &[u8]| {
+        usual()
+            .program("/usr/bin/python3.11", b"")
+            .file("/srv/main.py", main)
+            .file(&list, b"[app]\nplug = plug:run\n")
+            .file(&format!("{packages}/plug-1.0.dist-info/RECORD"), b"plug.py,,\n")
+    };
+    let run =
+        |main: &[u8]| guessed(&image(main), &["python3.11", "main.py"], "/usr/bin/python3.11");
+    let main = "/srv/main.py".to_owned();
+    let looks = b"from importlib.metadata import entry_points\n";
+    assert_eq!(run(looks), [main.clone(), list.clone()]);
+    assert_eq!(run(b"from importlib.metadata import version\n"), [main]);
 }
 
 #[test]
@@ -89,7 +116,9 @@ fn javascript_brings_packages_by_their_manifests() {
         .file(&format!("{modules}/a/extra.json"), b"{}")
         .file(&format!("{modules}/a/node_modules/deep/index.js"), b"0")
         .file(&format!("{modules}/@s/c/d.js"), b"0")
-        .file(&format!("{modules}/unused/index.js"), b"0");
+        .file(&format!("{modules}/unused/index.js"), b"0")
+        // Says of which kind the modules of the application are.
+        .file("/srv/package.json", b"{}");
     let expected = [
         "/srv/index.js".to_owned(),
         "/srv/lib/b.js".into(),
@@ -98,6 +127,7 @@ fn javascript_brings_packages_by_their_manifests() {
         format!("{modules}/a/extra.json"),
         format!("{modules}/a/node_modules/deep/index.js"),
         format!("{modules}/a/package.json"),
+        "/srv/package.json".into(),
     ];
     assert_eq!(guessed(&image, &["node", "index.js"], "/usr/bin/node"), expected);
 }

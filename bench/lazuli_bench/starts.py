@@ -84,7 +84,8 @@ class Bench:
             node("convert", built, self.server.reference(image))
             until_ready(node.command("run", f"{self.far}/{image}"), ready_when(name))
             for part in kept:
-                wait_until(lambda part=part: any((node.root / part).glob("*")), 60, f"{part} of {name}")
+                # A file with an ending is still being written.
+                wait_until(lambda part=part: any(not file.suffix for file in (node.root / part).glob("*")), 60, f"{part} of {name}")
                 shutil.copytree(node.root / part, target / part)
 
     def start(self, system):

@@ -12,7 +12,7 @@ use std::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
@@ -43,6 +43,14 @@ const LEAST: u64 = 8 << 20;
 /// Maximum stored bytes in flight: 1 Gbit/s at 130 ms. A reader that comes meanwhile waits behind
 /// them. Twice as many were 8 % faster at 100 ms, and no faster at 50 ms.
 const MOST: u64 = 16 << 20;
+
+/// Stored bytes in flight for a start, as a multiple of those that fill the link once its speed is
+/// known. A miss waits behind them: with [`LEAST`], 0.7 s at 100 Mbit/s. The speed may have been
+/// measured while connections were still growing.
+const FILLS: u32 = 4;
+
+/// The same at least, for links whose speed is measured wrong.
+const LEAST_FILL: u64 = 2 << 20;
 
 /// Stored bytes of a group of an order while other readers wait: as much as one of them requests,
 /// and one group at a time. In the network, and at the registry, their answers queue behind it.
@@ -101,6 +109,13 @@ impl Purpose<'_> {
         match self {
             Purpose::Hint(cache) | Purpose::Guess(cache, _) | Purpose::Order(cache) => cache,
         }
+    }
+
+    /// Upper bound of the bytes in flight: readers of the start wait behind them.
+    fn most_in_flight(self, blobs: &Blobs) -> u64 {
+        let (Purpose::Hint(cache) | Purpose::Guess(cache, _)) = self else { return u64::MAX };
+        let filling = cache.link_speed().bytes_in(FILLS * round_trip(blobs));
+        if filling == 0 { u64::MAX } else { filling.max(LEAST_FILL) }
     }
 
     /// Returns whether other readers wait that take precedence. Hints are fetched at the same time
@@ -229,8 +244,9 @@ pub(crate) async fn fetch_by(
         let is_last = order.peek().is_none();
         loop {
             let is_beside = purpose.is_beside_readers();
-            size = size.min(pace.bytes() / 2);
-            let (group, most) = if is_beside { (BESIDE, BESIDE) } else { (size, pace.bytes()) };
+            let in_flight = pace.bytes().min(purpose.most_in_flight(blobs));
+            size = size.min(in_flight / 2);
+            let (group, most) = if is_beside { (BESIDE, BESIDE) } else { (size, in_flight) };
             if !is_last && bytes_under_way + group <= most {
                 break;
             }
@@ -288,6 +304,14 @@ pub(crate) async fn fetch_by(
             }
         }
     }
+}
+
+/// The quickest answer of a source of the image; zero if none has answered.
+pub(super) fn round_trip(blobs: &Blobs) -> Duration {
+    let of_blob =
+        |blob: &Arc<CachedBlob>| blob.sources().iter().find_map(|source| source.round_trip());
+    let blobs = blobs.upgrade();
+    blobs.iter().flat_map(|blobs| blobs.iter()).find_map(of_blob).unwrap_or_default()
 }
 
 /// Stored bytes of the missing chunks.

@@ -54,9 +54,9 @@ impl BytesFrom<'_> {
 
 impl CachedBlob {
     /// Starts to fetch those of `chunks`, in ascending order, that are neither present nor in
-    /// flight. Waiting readers go first. Returns the requests, with the stored bytes of each;
-    /// chunks copied from another blob need none. `part` is the maximum for one connection, in
-    /// bytes.
+    /// flight. Waiting readers go first. Returns the requests, with the stored bytes that each asks
+    /// for: none for chunks copied from another blob, or asked for early. `part` is the maximum for
+    /// one connection, in bytes.
     pub(crate) fn prefetch(
         self: &Arc<Self>,
         chunks: &[usize],

@@ -67,9 +67,12 @@ impl Transfer {
         Transfer { held: held(&wanted.range), wanted, leases, purpose: Purpose::Prefetch }
     }
 
-    /// Stored bytes that it asks for.
+    /// Stored bytes that it asks for: none that were asked for early.
     pub(super) fn bytes(&self) -> u64 {
-        self.wanted.range.end.0 - self.wanted.range.start.0
+        match self.held {
+            Some(_) => 0,
+            None => self.wanted.range.end.0 - self.wanted.range.start.0,
+        }
     }
 }
 

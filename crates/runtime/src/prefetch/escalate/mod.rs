@@ -254,10 +254,7 @@ impl Start<'_> {
 
     /// Bytes in flight that fill the link to the image's registry.
     fn fills_the_link(&self) -> u64 {
-        let Some(blobs) = self.image.blobs.upgrade() else { return LEAST };
-        let round_trip =
-            |blob: &Arc<CachedBlob>| blob.sources().iter().find_map(|source| source.round_trip());
-        let round_trip = blobs.iter().find_map(round_trip).unwrap_or_default();
+        let round_trip = fetch_in_order::round_trip(&self.image.blobs);
         self.cache.link_speed().bytes_in(round_trip).clamp(LEAST, FULL)
     }
 

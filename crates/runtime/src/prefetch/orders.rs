@@ -5,6 +5,7 @@ use std::{collections::HashSet, ops::Range, sync::Arc};
 use lazuli_image::{
     Digest, Stored, Trace,
     oci::{Descriptor, NotedGuess},
+    trace::MAX_TOUCHES,
 };
 
 use super::fetch_in_order::ChunkAt;
@@ -35,9 +36,10 @@ pub(super) fn of_guess(guess: &Trace, blobs: &[Arc<CachedBlob>]) -> Vec<ChunkAt>
         Some(blobs[blob].stored_in(&range).map(move |chunk| (blob, chunk)))
     };
     let mut order = of_trace(guess, blobs);
-    let known: HashSet<_> = order.iter().copied().collect();
-    let between = guess.spans().filter_map(within).flatten();
-    order.extend(between.filter(|place| !known.contains(place)));
+    let mut known: HashSet<_> = order.iter().copied().collect();
+    // Spans may overlap, whoever wrote them.
+    let between = guess.spans().filter_map(within).flatten().take(MAX_TOUCHES);
+    order.extend(between.filter(|place| known.insert(*place)));
     order
 }
 

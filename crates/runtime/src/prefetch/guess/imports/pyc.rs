@@ -1,14 +1,17 @@
 //! Modules that compiled Python names: constants and names of a module's own code, from CPython's
 //! marshal format.
 //!
-//! Imports at load time are in the code of the module itself; its functions' imports run when they
-//! are called, and are ignored. The names in that code are those of modules, of imported objects,
-//! and of attributes. Which of them are modules depends on the image.
+//! Imports at load time are in the code of the module itself and of its classes; functions' imports
+//! run when they are called, and are ignored. The names in that code are those of modules, of
+//! imported objects, and of attributes. Which of them are modules depends on the image.
 
 use std::ops::Range;
 
 /// Objects below each other. CPython's own limit is 2000; constants of real modules are 5 deep.
 const DEPTH: usize = 32;
+
+/// The flag of code with variables of its own: functions have it, modules and classes do not.
+const NEW_LOCALS: u32 = 2;
 
 /// Objects of one file.
 const OBJECTS: usize = 1 << 16;
@@ -41,7 +44,7 @@ enum Object {
     Text(Range<usize>),
     List(Vec<Object>),
     Number(i32),
-    Code { constants: Box<Object>, names: Box<Object> },
+    Code { flags: u32, constants: Box<Object>, names: Box<Object> },
     Other,
 }
 
@@ -64,15 +67,12 @@ pub(super) fn module(file: &[u8]) -> Option<Module> {
     }
     let layout = if magic < FIRST_NEW { OLD } else { NEW };
     let mut reader = Reader { bytes: file, at: HEADER, layout, known: Vec::new(), left: OBJECTS };
-    let Object::Code { constants, names } = reader.object(DEPTH)? else { return None };
-    let mut module = Module::default();
-    if let Object::List(names) = *names {
-        module.names = names.iter().filter_map(|name| name.text(file)).collect();
-    }
-    if let Object::List(constants) = *constants {
-        constants.iter().for_each(|constant| module.note(constant, file));
-    }
-    Some(module)
+    let code = reader.object(DEPTH)?;
+    matches!(code, Object::Code { .. }).then(|| {
+        let mut module = Module::default();
+        module.note(&code, file);
+        module
+    })
 }
 
 impl Module {
@@ -82,6 +82,12 @@ impl Module {
             Object::List(list) => list.iter().for_each(|constant| self.note(constant, file)),
             // The level of a relative import is a constant, too.
             Object::Number(number @ 1..=4) => self.level = self.level.max(*number as usize),
+            Object::Code { flags, constants, names } if flags & NEW_LOCALS == 0 => {
+                if let Object::List(names) = &**names {
+                    self.names.extend(names.iter().filter_map(|name| name.text(file)));
+                }
+                self.note(constants, file);
+            }
             _ => {}
         }
     }
@@ -193,7 +199,9 @@ impl Reader<'_> {
     }
 
     fn code(&mut self, depth: usize) -> Option<Object> {
-        self.take(4 * self.layout.numbers)?;
+        // The last of them are the flags.
+        self.take(4 * (self.layout.numbers - 1))?;
+        let flags = self.number()?;
         self.object(depth)?;
         let constants = Box::new(self.object(depth)?);
         let names = Box::new(self.object(depth)?);
@@ -204,7 +212,7 @@ impl Reader<'_> {
         for _ in 0..self.layout.objects_at_the_end {
             self.object(depth)?;
         }
-        Some(Object::Code { constants, names })
+        Some(Object::Code { flags, constants, names })
     }
 }
 
@@ -223,7 +231,7 @@ impl Object {
 mod tests {
     use super::*;
 
-    /// `import os.path`, `from . import own`, and a function, as CPython 3.11 compiles them.
+    /// `import os.path`, `from . import own`, a function and a class, as CPython 3.11 compiles them.
     fn compiled() -> Vec<u8> {
         let text = |text: &str| [&[b'z' | 0x80, text.len() as u8], text.as_bytes()].concat();
         let list = |items: &[Vec<u8>]| [vec![b')', items.len() as u8], items.concat()].concat();
@@ -231,10 +239,11 @@ mod tests {
         let bytes = |bytes: &[u8]| {
             [vec![b's'], (bytes.len() as u32).to_le_bytes().to_vec(), bytes.to_vec()].concat()
         };
-        let code = |constants: Vec<u8>, names: Vec<u8>| {
+        let code = |flags: u32, constants: Vec<u8>, names: Vec<u8>| {
             [
                 vec![b'c' | 0x80],
-                [0_u8; 20].to_vec(),
+                [0_u8; 16].to_vec(),
+                flags.to_le_bytes().to_vec(),
                 bytes(b"\x97\0"),
                 constants,
                 names,
@@ -249,18 +258,20 @@ mod tests {
             ]
             .concat()
         };
-        let function = code(list(&[vec![b'N']]), list(&[text("later")]));
-        let constants = list(&[number(0), vec![b'N'], number(1), list(&[text("own")]), function]);
+        let function = code(3, list(&[vec![b'N']]), list(&[text("later")]));
+        let class = code(0, list(&[vec![b'N']]), list(&[text("of_class")]));
+        let own = list(&[text("own")]);
+        let constants = list(&[number(0), vec![b'N'], number(1), own, function, class]);
         // The code itself is the first that is kept, `own` the second.
         let own = [vec![b'r'], 1_u32.to_le_bytes().to_vec()].concat();
-        let module = code(constants, list(&[text("os.path"), own]));
+        let module = code(0, constants, list(&[text("os.path"), own]));
         [&3495_u16.to_le_bytes()[..], b"\r\n", &[0; 12], &module].concat()
     }
 
     #[test]
     fn a_module_names_what_it_imports_and_not_what_its_functions_do() {
         let module = module(&compiled()).unwrap();
-        assert_eq!(module.names, [b"os.path".to_vec(), b"own".to_vec()]);
+        assert_eq!(module.names, [&b"os.path"[..], b"own", b"of_class"]);
         assert_eq!(module.texts, [b"own"]);
         assert_eq!(module.level, 1);
     }

@@ -235,7 +235,11 @@ impl Shell<'_> {
         while let Some(&byte) = bytes.next() {
             match byte {
                 b'"' => break,
-                b'\\' => word.extend(bytes.next().filter(|byte| **byte != b'"')),
+                // Mostly for `eval`, which takes the text in the quotes apart.
+                b'\\' if bytes.peek() != Some(&&b'$') => {
+                    word.extend(bytes.next().filter(|byte| **byte != b'"'));
+                }
+                b'\\' => {}
                 b'$' | b'`' => push(&mut word, &self.value(byte, bytes, depth)),
                 byte => word.push(byte),
             }
@@ -522,6 +526,10 @@ mod tests {
             ("\"${X:-/usr/bin/y}\" z", "/usr/bin/y z"),
             ("A=1 B=2 run \\\n  more # not this", "run more"),
             ("eval \"\\\"$JAVA_HOME/bin/java\\\"\" go", "/jvm/bin/java go"),
+            (
+                "eval exec \"\\\"\\$JAVA_HOME/bin/java\\\"\" -Da=\"\\\"\\$JAVA_HOME\\\"\"",
+                "/jvm/bin/java -Da=/jvm",
+            ),
             ("[ -x /a ] && /a", "/a"),
             ("exec \"$@\"", "one two"),
             ("run ${1+\"$@\"} $2", "run one two two"),

@@ -105,7 +105,8 @@ pub mod annotation {
     pub const CHUNKED_POSITION: &str = "io.github.containers.zstd-chunked.manifest-position";
     /// On such a layer: digest of the stored table of contents.
     pub const CHUNKED_DIGEST: &str = "io.github.containers.zstd-chunked.manifest-checksum";
-    /// On the manifest: the chunks that a start most likely reads, see [`NotedGuess`](super::NotedGuess).
+    /// On the manifest: the chunks that a start most likely reads, see
+    /// [`NotedGuess`](super::NotedGuess).
     pub const GUESS: &str = "vnd.lazuli.guess";
     /// On the manifest: digest of the manifest that was converted.
     pub const SOURCE_DIGEST: &str = "containerd.io/snapshot/nydus-source-digest";

@@ -25,9 +25,9 @@ pub trait DecodedBlobs: Send + Sync {
     async fn decode(&self, blob: usize, chunks: &[Chunk]) -> Option<Vec<Vec<u8>>>;
 }
 
-/// Guesses what the image's start reads: what a node would guess, in the same order, with the places
-/// of as much of it as a node asks for before it has the bootstrap. The same image gives the same
-/// guess if `content` never waits.
+/// Guesses what the image's start reads: what a node would guess, in the same order, with the
+/// places of as much of it as a node asks for before it has the bootstrap. The same image gives the
+/// same guess if `content` never waits.
 pub async fn makers_guess<B: AsRef<[u8]> + Sync>(
     config: &Value,
     bootstrap: &Bootstrap<B>,

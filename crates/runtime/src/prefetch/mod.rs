@@ -156,8 +156,8 @@ impl Prefetcher {
     }
 
     /// Looks up a trace, and requests hot bytes of `layers` while the image's metadata is fetched,
-    /// if it is missing: those of the trace, or what the image's maker calls hot or guesses. Call it
-    /// as soon as the image is known.
+    /// if it is missing: those of the trace, or what the image's maker calls hot or guesses. Call
+    /// it as soon as the image is known.
     pub(crate) fn look_up(
         self: &Arc<Self>,
         repository: &Arc<dyn Repository>,

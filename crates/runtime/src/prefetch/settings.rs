@@ -37,8 +37,8 @@ impl Settings {
         self.mode == Mode::Learn && self.escalate_bytes > 0
     }
 
-    /// Limit of the stored bytes to fetch for a trace from the registry, or a guess in a manifest: a
-    /// client that may push there has written it.
+    /// Limit of the stored bytes to fetch for a trace from the registry, or a guess in a manifest:
+    /// a client that may push there has written it.
     pub(super) fn foreign_bytes(&self) -> u64 {
         match self.escalate_bytes {
             0 => Settings::default().escalate_bytes,

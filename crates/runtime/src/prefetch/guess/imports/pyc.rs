@@ -231,7 +231,8 @@ impl Object {
 mod tests {
     use super::*;
 
-    /// `import os.path`, `from . import own`, a function and a class, as CPython 3.11 compiles them.
+    /// `import os.path`, `from . import own`, a function and a class, as CPython 3.11 compiles
+    /// them.
     fn compiled() -> Vec<u8> {
         let text = |text: &str| [&[b'z' | 0x80, text.len() as u8], text.as_bytes()].concat();
         let list = |items: &[Vec<u8>]| [vec![b')', items.len() as u8], items.concat()].concat();

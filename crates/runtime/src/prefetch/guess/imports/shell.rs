@@ -353,6 +353,8 @@ impl Shell<'_> {
 
     fn filled(&mut self, text: &[u8], depth: usize) -> Word {
         let Some(depth) = depth.checked_sub(1) else { return Word::new() };
+        // Quotes within the braces have their own ends.
+        let text: Word = text.iter().filter(|byte| **byte != b'"').copied().collect();
         self.quoted(&mut text.iter().peekable(), depth)
     }
 
@@ -524,6 +526,7 @@ mod tests {
             ("D=${0%/*}; $D/run", "/opt/app/bin/run"),
             ("${0%/*}/run ${0##*/}", "/opt/app/bin/run start"),
             ("\"${X:-/usr/bin/y}\" z", "/usr/bin/y z"),
+            (": ${X:=\"/usr/bin/y\"}\n$X z", "/usr/bin/y z"),
             ("A=1 B=2 run \\\n  more # not this", "run more"),
             ("eval \"\\\"$JAVA_HOME/bin/java\\\"\" go", "/jvm/bin/java go"),
             (

@@ -433,6 +433,21 @@ mod tests {
         assert_eq!(both.spans().count(), 0);
     }
 
+    #[test]
+    fn an_appended_trace_comes_after_everything_else() {
+        let mut trace = Trace::of_start(vec![blob(0), blob(1)], [(0, 7, 0), (1, 3, 2)]);
+        let mut other = Trace::of_start(vec![blob(2), blob(1)], [(1, 3, 0), (0, 5, 1), (1, 4, 1)]);
+        other.locate(0, |_, number| {
+            let start = u64::from(number) * 100;
+            (number == 5).then_some(Stored(start)..Stored(start + 100))
+        });
+        trace.append(&other);
+        let hot: Vec<_> = trace.hot().collect();
+        assert_eq!(hot, [(blob(0), 7), (blob(1), 3), (blob(2), 5), (blob(1), 4)]);
+        assert_eq!(trace.spans().collect::<Vec<_>>(), [(blob(2), Stored(500)..Stored(600))]);
+        assert_eq!(Trace::decode(&trace.encode()).unwrap(), trace);
+    }
+
     proptest! {
         #[test]
         fn a_decoded_trace_is_what_was_encoded(

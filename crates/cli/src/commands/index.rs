@@ -101,7 +101,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     }
     let bootstrap = bootstrap_layer(&indexed);
     let target = lazuli_registry::open(&name, &access)?;
-    let guess = guess(&indexed, &config, &*target, &runtime)?;
+    let guess = guess_start(&indexed, &config, &*target, &runtime)?;
     let document = describe(&manifest, &indexed, &bootstrap, guess.as_ref())?;
     let stated = stated(&manifest, &indexed)?;
     let index_bytes = index_bytes(&indexed) + bootstrap.size();
@@ -213,7 +213,7 @@ fn index_bytes(indexed: &ImageIndex) -> u64 {
 }
 
 /// Guesses what a start most likely reads.
-fn guess(
+fn guess_start(
     indexed: &ImageIndex,
     config: &ImageConfig,
     place: &dyn Pull,

@@ -222,8 +222,7 @@ fn what_the_converter_guessed_is_fetched_with_the_metadata() {
     umount(&lazuli);
 }
 
-/// The stored bytes of each blob or layer, by digest, whose places the converter or the indexer has
-/// noted.
+/// Stored bytes of each blob or layer, by digest, in the spans of the noted guess.
 pub(crate) fn guessed(manifest: &Value) -> BTreeMap<String, u64> {
     let noted = manifest["annotations"][annotation::GUESS].as_str().unwrap();
     let mut bytes = BTreeMap::new();

@@ -52,7 +52,7 @@ mod tests {
     use crate::Digest;
 
     #[test]
-    fn as_much_as_fits_is_noted() {
+    fn a_long_guess_is_cut_to_fit() {
         let blob = Digest::sha256([7; 32]);
         assert_eq!(NotedGuess::of(&Trace::of_start(vec![blob], [])), None);
         // No two of them share a run.
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_malformed() {
+    fn a_malformed_annotation_is_an_error() {
         for text in ["", "?", "bGF6dWxpIHRyYWNlIDIK"] {
             NotedGuess(text.to_owned()).decode().unwrap_err();
         }

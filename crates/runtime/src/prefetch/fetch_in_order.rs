@@ -49,7 +49,7 @@ const MOST: u64 = 16 << 20;
 /// measured while connections were still growing.
 const FILLS: u32 = 4;
 
-/// The same at least, for links whose speed is measured wrong.
+/// Lower bound of these bytes, should the measured speed be too low.
 const LEAST_FILL: u64 = 2 << 20;
 
 /// Stored bytes of a group of an order while other readers wait: as much as one of them requests,

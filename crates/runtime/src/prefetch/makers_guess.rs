@@ -25,9 +25,9 @@ pub trait DecodedBlobs: Send + Sync {
     async fn decode(&self, blob: usize, chunks: &[Chunk]) -> Option<Vec<Vec<u8>>>;
 }
 
-/// Guesses what the image's start reads: what a node would guess, in the same order, with the
-/// places of as much of it as a node asks for before it has the bootstrap. The same image gives the
-/// same guess if `content` never waits.
+/// Guesses what the image's start reads, as a node would, in the same order. Spans tell where the
+/// first [`early::MOST`] bytes are stored: a node requests these before it has the bootstrap. The
+/// same image gives the same guess if `content` never waits.
 pub async fn makers_guess<B: AsRef<[u8]> + Sync>(
     config: &Value,
     bootstrap: &Bootstrap<B>,
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_places_of_as_much_as_is_asked_for_early_are_known() {
+    fn only_the_first_chunks_have_places() {
         const SIZE: u32 = 1 << 20;
         let chunk = |number: u32| Chunk {
             number,

@@ -2,8 +2,8 @@
 //!
 //! A file is as likely to be read as others of its kind in its directory were so far; where these
 //! say little, as those in its package, and then as those in the whole image. So the reads of this
-//! start decide, not a table of names. Files that the guess foresees are left out: it has found all
-//! libraries that programs name, so that most of them were read says nothing about the others.
+//! start decide, not a table of names. Files that the guess foresees are left out: it finds the
+//! libraries that programs name, and that these are read says nothing about other libraries.
 
 use super::{
     super::fetch_in_order::ChunkAt,

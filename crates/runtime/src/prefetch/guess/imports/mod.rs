@@ -27,7 +27,9 @@ pub(super) use self::{
     shell::{Started, run as shell},
 };
 #[cfg(test)]
-pub(super) use self::{dotnet::forge as dotnet_forge, java::forge as java_forge};
+pub(super) use self::{
+    dotnet::forge as dotnet_forge, java::forge as java_forge, pyc::forge as pyc_forge,
+};
 
 /// A language whose modules name others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -228,12 +228,10 @@ impl Object {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
+pub(in super::super) mod forge {
     /// `import os.path`, `from . import own`, a function and a class, as CPython 3.11 compiles
     /// them.
-    fn compiled() -> Vec<u8> {
+    pub(in super::super::super) fn compiled() -> Vec<u8> {
         let text = |text: &str| [&[b'z' | 0x80, text.len() as u8], text.as_bytes()].concat();
         let list = |items: &[Vec<u8>]| [vec![b')', items.len() as u8], items.concat()].concat();
         let number = |number: u32| [vec![b'i'], number.to_le_bytes().to_vec()].concat();
@@ -268,6 +266,11 @@ mod tests {
         let module = code(0, constants, list(&[text("os.path"), own]));
         [&3495_u16.to_le_bytes()[..], b"\r\n", &[0; 12], &module].concat()
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{forge::compiled, *};
 
     #[test]
     fn a_module_names_what_it_imports_and_not_what_its_functions_do() {

@@ -8,6 +8,15 @@ use super::{
 /// Maximum number of packages that relative imports of source go up.
 const LEVELS: usize = 4;
 
+/// How a module names others.
+#[derive(Clone, Copy)]
+enum Written {
+    /// Relative names begin with dots.
+    Source,
+    /// Relative names are not marked, so either may be meant. They lead up to so many packages.
+    Compiled(usize),
+}
+
 impl Imports {
     pub(super) fn follow_python(
         &self,
@@ -22,7 +31,8 @@ impl Imports {
             let Some(module) = pyc::module(bytes) else {
                 return source_of(paths, &package, file).into_iter().collect();
             };
-            let mut found = self.modules(paths, &package, &module.names, module.level);
+            let mut found =
+                self.modules(paths, &package, &module.names, Written::Compiled(module.level));
             // Names of modules in settings: `"django.contrib.auth"`.
             for name in module.texts.iter().filter_map(|text| module_of(text)) {
                 found.extend(self.absolute(paths, name));
@@ -30,7 +40,7 @@ impl Imports {
             found.extend(self.entry_points(paths, &package, bytes));
             return found;
         }
-        let mut found = self.modules(paths, &package, &text::python(bytes), LEVELS);
+        let mut found = self.modules(paths, &package, &text::python(bytes), Written::Source);
         // Settings of the application name packages: `"rest_framework"`.
         let is_own = self.own.iter().any(|own| file.path.starts_with(own));
         let is_module = |text: &[u8]| module_of(text).is_some() || is_own && is_name(text);
@@ -47,7 +57,7 @@ impl Imports {
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
         package: &[u8],
         names: &[Vec<u8>],
-        level: usize,
+        written: Written,
     ) -> Vec<Import> {
         let mut found = Vec::new();
         // Imported names follow the name of their module.
@@ -56,14 +66,12 @@ impl Imports {
             let plain = name.iter().position(|byte| *byte != b'.').unwrap_or(name.len());
             let (dots, name) = name.split_at(plain);
             let above = ancestors(package);
-            // Compiled modules do not say which names are relative: either may be meant.
-            let above: Vec<&[u8]> = match dots.len() {
-                0 => above.take(level).collect(),
-                count => above.skip(count - 1).take(1).collect(),
-            };
-            let roots: Vec<&[u8]> = match dots.is_empty() {
-                true => self.roots.iter().map(Vec::as_slice).collect(),
-                false => Vec::new(),
+            let roots = self.roots.iter().map(Vec::as_slice);
+            // Where one module is looked for, and where another one of the same name.
+            let places: [Vec<&[u8]>; 2] = match (dots.len(), written) {
+                (0, Written::Compiled(level)) => [above.take(level).collect(), roots.collect()],
+                (0, Written::Source) => [roots.chain(above.take(LEVELS)).collect(), Vec::new()],
+                (count, _) => [above.skip(count - 1).take(1).collect(), Vec::new()],
             };
             if !name.is_empty() {
                 for (place, module) in &last {
@@ -73,16 +81,14 @@ impl Imports {
             }
             if name.is_empty() {
                 // `from . import name`
-                let place = above.first().or(roots.first());
+                let place = places.iter().flatten().next();
                 last = place.map(|place| (place.to_vec(), Vec::new())).into_iter().collect();
                 continue;
             }
             let mut in_place =
                 |place: &&[u8]| Some((place.to_vec(), module_in(paths, place, name)?));
-            let new: Vec<_> = [above, roots]
-                .iter()
-                .filter_map(|places| places.iter().find_map(&mut in_place))
-                .collect();
+            let new: Vec<_> =
+                places.iter().filter_map(|places| places.iter().find_map(&mut in_place)).collect();
             if !new.is_empty() {
                 last = new.iter().map(|(place, _)| (place.clone(), name.to_vec())).collect();
             }

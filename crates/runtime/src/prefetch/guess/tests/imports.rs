@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{
-    super::imports::{dotnet_forge, java_forge},
+    super::imports::{dotnet_forge, java_forge, pyc_forge},
     LIBC, LINKER,
     forge::{Image, program, shared},
     sorted, usual,
@@ -82,6 +82,27 @@ fn python_brings_the_application_that_a_server_is_told_to_load() {
         format!("{packages}/server/loop.py"),
     ];
     assert_eq!(guessed(&image, &["serve", "site.wsgi"], "/usr/bin/serve"), expected);
+}
+
+#[test]
+fn names_in_compiled_python_may_be_relative() {
+    let (library, web) = ("/usr/lib/python3.11", "/usr/lib/python3.11/site-packages/web");
+    let image = |module: &str, content: &[u8]| {
+        usual()
+            .program("/usr/bin/python3.11", b"")
+            .file(&format!("{web}/{module}"), content)
+            .file(&format!("{web}/own.py"), b"# beside it\n")
+            .file(&format!("{library}/own.py"), b"# of the same name\n")
+    };
+    let run =
+        |image: &Image| guessed(image, &["python3.11", "-c", "import web"], "/usr/bin/python3.11");
+    let [beside, of_library] = [format!("{web}/own.py"), format!("{library}/own.py")];
+    // `from . import own`
+    let compiled = "__pycache__/__init__.cpython-311.pyc";
+    let found = run(&image(compiled, &pyc_forge::compiled()));
+    assert_eq!(found, [of_library.clone(), format!("{web}/{compiled}"), beside]);
+    let found = run(&image("__init__.py", b"import own\n"));
+    assert_eq!(found, [of_library, format!("{web}/__init__.py")]);
 }
 
 #[test]

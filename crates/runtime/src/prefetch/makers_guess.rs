@@ -26,7 +26,7 @@ pub trait DecodedBlobs: Send + Sync {
 }
 
 /// Guesses what the image's start reads, as a node would, in the same order. Spans tell where the
-/// first [`early::MOST`] bytes are stored: a node requests these before it has the bootstrap. The
+/// first `early::MOST` bytes are stored: a node requests these before it has the bootstrap. The
 /// same image gives the same guess if `content` never waits.
 pub async fn makers_guess<B: AsRef<[u8]> + Sync>(
     config: &Value,

@@ -133,6 +133,9 @@ impl Shared<'_> {
             let on_read = |bytes| self.progress.bytes_read(index, bytes);
             let entries = match source {
                 LayerSource::Tar(raw) => source::read_tar(raw, stored_size, &mut cutter, &on_read),
+                LayerSource::File(path, raw) => {
+                    source::read_file(&path, raw, stored_size, &mut cutter, &on_read)
+                }
                 LayerSource::Directory(root) => {
                     source::dir::read(&root, Role::Tree, &mut cutter, &on_read)
                 }

@@ -1,9 +1,9 @@
 //! Indexes one layer while its content is handed on.
 
-use lazuli_image::{Digest, rafs::WrittenIndex};
+use lazuli_image::{BlobIndex, Digest, rafs::WrittenIndex};
 
 use super::{
-    layer::{self, ChunkContent, ChunkSink, IndexLayer},
+    layer::{self, ChunkContent, ChunkSink, IndexLayer, Numbers},
     memory::share,
 };
 use crate::{error::BuildError, options::Options};
@@ -27,6 +27,7 @@ pub fn index_while_reading<'a>(
     sink: &'a mut ChunkSink<'a>,
 ) -> Result<IndexAndDiffId, BuildError> {
     let content = ChunkContent::Taken(sink, share());
-    let read = layer::read(layer, 0, Options::CHUNK_SIZE, content, &|_| {})?;
+    let numbers = Numbers { own: BlobIndex(0), beside: BlobIndex(0) };
+    let read = layer::read(layer, numbers, Options::CHUNK_SIZE, content, &|_| {})?;
     Ok(IndexAndDiffId { index: read.index, diff_id: read.diff_id })
 }

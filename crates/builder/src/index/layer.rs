@@ -23,7 +23,7 @@ use crate::{
     entry::{Entry, EntryKind},
     error::{BuildError, SourceError},
     scratch::Scratch,
-    source::tar::Archive,
+    source::{lone_file, tar::Archive},
 };
 
 /// A layer of an ordinary image.
@@ -32,6 +32,8 @@ pub struct IndexLayer {
     pub digest: Digest,
     /// Bytes as stored; limits the unpacked size.
     pub stored_size: u64,
+    /// The path of the file that the layer is, in an artifact; `None` for a tar.
+    pub file: Option<String>,
     /// Its stored bytes. They are read to the last, so that a reader that checks a digest sees them
     /// all.
     pub source: Box<dyn Read + Send>,
@@ -43,16 +45,22 @@ impl fmt::Debug for IndexLayer {
     }
 }
 
-/// Added to a layer's number for content outside of its index.
-pub(super) const BESIDE: u8 = 1 << 7;
+/// The blobs of a layer while an image is made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Numbers {
+    /// The layer.
+    pub(super) own: BlobIndex,
+    /// Its content that no index leads to. A layer that is one file has none.
+    pub(super) beside: BlobIndex,
+}
 
 /// A layer that was read.
 pub(super) struct Indexed {
-    /// Chunks are in `BlobIndex(number)`, or in `BlobIndex(number | BESIDE)` if the index cannot
-    /// lead to them. None of a layer whose content is [`ChunkContent::Taken`].
+    /// Chunks are in the layer's [`Numbers`]. None of a layer whose content is
+    /// [`ChunkContent::Taken`].
     pub(super) entries: Vec<Entry>,
     pub(super) index: WrittenIndex,
-    pub(super) beside: Option<BuiltBlob>,
+    pub(super) beside: Option<(BlobIndex, BuiltBlob)>,
     pub(super) diff_id: Digest,
 }
 
@@ -70,9 +78,8 @@ pub type ChunkSink<'a> = dyn FnMut(Decoded, &[u8]) -> io::Result<()> + 'a;
 
 /// A layer while it is read.
 struct Reader<'a> {
-    archive: Archive<Unpacked<'a>>,
-    /// The number of the layer.
-    number: u8,
+    input: Input<'a>,
+    numbers: Numbers,
     chunk_size: u32,
     found: Vec<LocatedChunk>,
     beside: Option<BlobWriter>,
@@ -90,25 +97,87 @@ pub(super) enum ChunkContent<'a> {
     Taken(&'a mut ChunkSink<'a>, Share<'a>),
 }
 
-/// Reads layer `number`, from its first byte to its last.
+/// The files of a layer.
+enum Input<'a> {
+    Tar(Box<Archive<Unpacked<'a>>>),
+    /// One file, until it was read.
+    File(Option<Entry>, Box<Unpacked<'a>>),
+}
+
+impl<'a> Input<'a> {
+    fn next_entry(&mut self) -> Result<Option<Entry>, SourceError> {
+        match self {
+            Input::Tar(archive) => archive.next_entry(),
+            Input::File(file, _) => Ok(file.take()),
+        }
+    }
+
+    /// Fills `content` with the next bytes of the file.
+    fn read_content(&mut self, content: &mut [u8]) -> io::Result<()> {
+        self.layer_mut().skeleton().pause();
+        let read = match self {
+            Input::Tar(archive) => archive.content().read_exact(content),
+            Input::File(_, layer) => layer.read_exact(content),
+        };
+        self.layer_mut().skeleton().resume();
+        read
+    }
+
+    fn is_sparse(&self) -> bool {
+        matches!(self, Input::Tar(archive) if archive.is_sparse())
+    }
+
+    fn layer(&self) -> &Unpacked<'a> {
+        match self {
+            Input::Tar(archive) => archive.get_ref(),
+            Input::File(_, layer) => layer,
+        }
+    }
+
+    fn layer_mut(&mut self) -> &mut Unpacked<'a> {
+        match self {
+            Input::Tar(archive) => archive.get_mut(),
+            Input::File(_, layer) => layer,
+        }
+    }
+
+    fn into_layer(self) -> Unpacked<'a> {
+        match self {
+            Input::Tar(archive) => archive.into_inner(),
+            Input::File(_, layer) => *layer,
+        }
+    }
+}
+
+/// Reads a layer, from its first byte to its last.
 pub(super) fn read<'a>(
     layer: IndexLayer,
-    number: u8,
+    numbers: Numbers,
     chunk_size: u32,
     content: ChunkContent<'a>,
     on_read: &'a dyn Fn(u64),
 ) -> Result<Indexed, BuildError> {
-    let IndexLayer { digest, stored_size, source } = layer;
+    let IndexLayer { digest, stored_size, file, source } = layer;
     let name = digest.to_string();
     let failed = |problem| BuildError::Layer { layer: name.clone(), problem };
     let unreadable = |offset| {
         move |error: std::io::Error| SourceError::Archive { offset, problem: error.to_string() }
     };
-    let unpacked = Unpacked::new(source, stored_size, on_read);
-    let unpacked = unpacked.map_err(|error| failed(unreadable(0)(error)))?;
+    let unpack = |source| {
+        let unpacked = Unpacked::new(source, stored_size, on_read);
+        unpacked.map_err(|error| failed(unreadable(0)(error)))
+    };
+    let input = match file {
+        None => Input::Tar(Box::new(Archive::new(unpack(source)?))),
+        Some(path) => {
+            let entry = lone_file(&path, stored_size).map_err(failed)?;
+            let layer = Unpacked::as_it_is(source, stored_size, on_read);
+            Input::File(Some(entry), Box::new(layer.map_err(|error| failed(unreadable(0)(error)))?))
+        }
+    };
     let mut reader = Reader {
-        archive: Archive::new(unpacked),
-        number,
+        input,
+        numbers,
         chunk_size,
         found: Vec::new(),
         beside: None,
@@ -118,14 +187,15 @@ pub(super) fn read<'a>(
     };
     let entries = reader.entries(&failed)?;
     // The memory counts until the index is written.
-    let Reader { archive, found, beside, content: _content, .. } = reader;
-    let offset = archive.offset();
-    let unpacked = archive.into_inner();
+    let Reader { input, found, beside, content: _content, .. } = reader;
+    let unpacked = input.into_layer();
+    let offset = unpacked.place().decoded;
     let is_gzip = unpacked.is_gzip();
     let whole = unpacked.finish().map_err(|error| failed(unreadable(offset)(error)))?;
     let diff_id = whole.diff_id;
     let index = layer_index(digest, stored_size, found, whole, is_gzip)?.write()?;
     let beside = beside.map(|beside| beside.finish(0)).transpose()?;
+    let beside = beside.map(|beside| (numbers.beside, beside));
     Ok(Indexed { entries, index, beside, diff_id })
 }
 
@@ -136,7 +206,7 @@ impl Reader<'_> {
     ) -> Result<Vec<Entry>, BuildError> {
         let mut entries = Vec::new();
         let mut content = 0_u64;
-        while let Some(mut entry) = self.archive.next_entry().map_err(failed)? {
+        while let Some(mut entry) = self.input.next_entry().map_err(failed)? {
             if let EntryKind::Regular { size, chunks } = &mut entry.kind {
                 let fail = |problem: String| SourceError::Entry {
                     entry: entry.path.to_string(),
@@ -145,7 +215,7 @@ impl Reader<'_> {
                 };
                 // Holes cost the archive nothing, so they count like unpacked bytes.
                 content = content.saturating_add(*size);
-                let allowance = self.archive.get_ref().allowance();
+                let allowance = self.input.layer().allowance();
                 if content > allowance.limit() {
                     return Err(failed(fail(allowance.exceeded())));
                 }
@@ -170,14 +240,12 @@ impl Reader<'_> {
 
     /// Reads the next `length` bytes of a file. Returns where they are stored.
     fn chunk(&mut self, length: usize) -> Result<ChunkRef, ChunkError> {
-        let start = self.archive.get_ref().place();
-        let is_sparse = self.archive.is_sparse();
+        let start = self.input.layer().place();
+        let is_sparse = self.input.is_sparse();
         let content = &mut self.buffer[..length];
-        self.archive.get_mut().skeleton().pause();
-        let read = self.archive.content().read_exact(content);
-        self.archive.get_mut().skeleton().resume();
+        let read = self.input.read_content(content);
         read.map_err(|error| ChunkError::Read(error.to_string()))?;
-        let unpacked = self.archive.get_ref();
+        let unpacked = self.input.layer();
         let end = unpacked.place();
         let mark = unpacked.mark_before(start.decoded);
         // Bytes that have to be decoded to get these.
@@ -194,7 +262,7 @@ impl Reader<'_> {
         };
         if is_sparse || way > MAX_UNIT.into() {
             // Not all of the layer can be put together again from its chunks.
-            self.archive.get_mut().skeleton().give_up();
+            self.input.layer_mut().skeleton().give_up();
             return self.put_beside(chunk, length);
         }
         if chunk.number >= MAX_CHUNKS {
@@ -206,7 +274,7 @@ impl Reader<'_> {
             memory.take(size_of::<LocatedChunk>() as u64).map_err(ChunkError::Build)?;
             sink(chunk.decoded, content).map_err(|error| ChunkError::Read(error.to_string()))?;
         }
-        let place = ChunkRef { blob: BlobIndex(self.number), number: chunk.number };
+        let place = ChunkRef { blob: self.numbers.own, number: chunk.number };
         self.found.push(LocatedChunk { chunk, mark, start, end });
         Ok(place)
     }
@@ -220,7 +288,7 @@ impl Reader<'_> {
         let beside = match &mut self.beside {
             Some(beside) => beside,
             none => {
-                let name = format!("beside{}", self.number);
+                let name = format!("beside{}", self.numbers.own.0);
                 let created = BlobWriter::create((*scratch).clone(), &name, Codec::Zstd);
                 none.insert(created.map_err(ChunkError::Build)?)
             }
@@ -228,7 +296,7 @@ impl Reader<'_> {
         let number = beside.chunks().len() as u32;
         let added = beside.add_anew(&[(chunk, &self.buffer[..length])]);
         added.map_err(ChunkError::Build)?;
-        Ok(ChunkRef { blob: BlobIndex(self.number | BESIDE), number })
+        Ok(ChunkRef { blob: self.numbers.beside, number })
     }
 }
 

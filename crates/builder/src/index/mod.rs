@@ -32,7 +32,7 @@ use lazuli_image::{
     rafs::{BlobRecord, BootstrapOptions, WrittenIndex, write_bootstrap},
 };
 
-use self::layer::{BESIDE, ChunkContent, Indexed};
+use self::layer::{ChunkContent, Indexed, Numbers};
 pub use self::{
     assemble::{KnownLayer, assemble, assemble_one},
     index_while_reading::{IndexAndDiffId, index_while_reading},
@@ -41,12 +41,19 @@ pub use self::{
     skeleton::{diff_id, tar_size},
 };
 use crate::{
-    build::stack, built_blob::BuiltBlob, error::BuildError, options::Options, pack::for_each_chunk,
-    report::Progress, scratch::Scratch,
+    BootstrapLayer,
+    bootstrap_layer::pack_bootstrap,
+    build::{check_blobs, stack},
+    built_blob::BuiltBlob,
+    error::BuildError,
+    options::{MAX_BLOBS, Options},
+    pack::for_each_chunk,
+    report::Progress,
+    scratch::Scratch,
 };
 
 /// Maximum number of layers of an image that can be indexed: each may need two blobs.
-const MAX_LAYERS: usize = 127;
+const MAX_LAYERS: usize = MAX_BLOBS / 2;
 
 /// The index of an image.
 #[derive(Debug)]
@@ -63,6 +70,15 @@ pub struct ImageIndex {
     pub inodes: usize,
 }
 
+impl ImageIndex {
+    /// The bootstrap, packed with the tables of blobs beside the layers. Those of the layers are in
+    /// their indexes.
+    pub fn bootstrap_layer(&self) -> BootstrapLayer {
+        let metas = self.beside.iter().map(|blob| (blob.record.blob.id, &blob.meta_file[..]));
+        pack_bootstrap(&self.bootstrap, metas)
+    }
+}
+
 /// Indexes the image that consists of `layers`, lowest first. Equal images give equal bytes.
 /// `scratch` is a directory for blobs beside the layers.
 ///
@@ -74,10 +90,8 @@ pub fn index(
     threads: usize,
     progress: &dyn Progress,
 ) -> Result<ImageIndex, BuildError> {
-    let (count, limit) = (layers.len() as u64, MAX_LAYERS as u64);
-    if count > limit {
-        return Err(BuildError::TooMany { what: "layers", count, limit });
-    }
+    let tars = layers.iter().filter(|layer| layer.file.is_none()).count();
+    check_blobs("blobs of layers (two for each tar)", layers.len() + tars)?;
     let names: Vec<_> = layers.iter().map(|layer| layer.digest.to_string()).collect();
     let scratch = Scratch::new(scratch)?;
     let read = read_all(layers, &scratch, threads, progress)?;
@@ -91,7 +105,7 @@ fn join(read: Vec<Indexed>, names: Vec<String>) -> Result<ImageIndex, BuildError
     for ((layer, name), number) in read.into_iter().zip(names).zip(0..) {
         entries.push((name, layer.entries));
         indexes.push((BlobIndex(number), layer.index));
-        besides.extend(layer.beside.map(|beside| (BlobIndex(number | BESIDE), beside)));
+        besides.extend(layer.beside);
     }
     let (mut tree, _) = stack(entries)?;
     let mut used = BTreeSet::new();
@@ -132,18 +146,23 @@ fn read_all(
     progress: &dyn Progress,
 ) -> Result<Vec<layer::Indexed>, BuildError> {
     let count = layers.len();
-    let todo = Mutex::new(layers.into_iter().enumerate());
+    let mut beside = (count as u8..).map(BlobIndex);
+    let numbered = layers.into_iter().zip((0..).map(BlobIndex)).map(|(layer, own)| {
+        let beside = if layer.file.is_none() { beside.next().unwrap_or(own) } else { own };
+        (Numbers { own, beside }, layer)
+    });
+    let todo = Mutex::new(numbered.collect::<Vec<_>>().into_iter());
     let done: Mutex<Vec<_>> = Mutex::new((0..count).map(|_| None).collect());
     let stop = AtomicBool::new(false);
     let next = || lock(&todo).next().filter(|_| !stop.load(Ordering::Relaxed));
     thread::scope(|scope| {
         for _ in 0..threads.clamp(1, count.max(1)) {
             scope.spawn(|| {
-                while let Some((number, layer)) = next() {
+                while let Some((numbers, layer)) = next() {
+                    let number = usize::from(numbers.own.0);
                     let on_read = |bytes| progress.bytes_read(number, bytes);
                     let content = ChunkContent::Stays(scratch);
-                    let read =
-                        layer::read(layer, number as u8, Options::CHUNK_SIZE, content, &on_read);
+                    let read = layer::read(layer, numbers, Options::CHUNK_SIZE, content, &on_read);
                     stop.fetch_or(read.is_err(), Ordering::Relaxed);
                     progress.layer_done(number);
                     lock(&done)[number] = Some(read);

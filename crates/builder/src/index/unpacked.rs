@@ -8,7 +8,7 @@ use super::{
     gunzip::{Gunzip, Mark},
     skeleton::Recorder,
 };
-use crate::source::stream::{Allowance, GZIP_MAGIC, is_zstd};
+use crate::source::stream::{Allowance, Counted, GZIP_MAGIC, is_zstd};
 
 /// Bytes read from a layer at a time.
 const BUFFER: usize = 128 << 10;
@@ -16,7 +16,7 @@ const BUFFER: usize = 128 << 10;
 /// A layer as stored, with its first bytes put back.
 type Raw<'a> = BufReader<Box<dyn Read + 'a>>;
 
-/// The tar in a layer. Consumes no more stored bytes than the decoded ones need, so that the place
+/// The tar in a layer, or the layer as it is. Consumes no more stored bytes than the decoded ones need, so that the place
 /// of each is known.
 pub(super) struct Unpacked<'a> {
     raw: Raw<'a>,
@@ -63,9 +63,22 @@ impl<'a> Unpacked<'a> {
             ));
         }
         let gzip = magic.starts_with(GZIP_MAGIC).then(Gunzip::default);
-        let raw = InFull(Cursor::new(magic).chain(Counted { raw, on_read }));
+        let raw = Cursor::new(magic).chain(Counted { raw, on_read });
+        Self::read(raw, gzip, stored_size)
+    }
+
+    /// The same without unpacking anything.
+    pub(super) fn as_it_is(
+        raw: Box<dyn Read + Send + 'a>,
+        stored_size: u64,
+        on_read: &'a dyn Fn(u64),
+    ) -> io::Result<Self> {
+        Self::read(Counted { raw, on_read }, None, stored_size)
+    }
+
+    fn read(raw: impl Read + 'a, gzip: Option<Gunzip>, stored_size: u64) -> io::Result<Self> {
         Ok(Unpacked {
-            raw: BufReader::with_capacity(BUFFER, Box::new(raw)),
+            raw: BufReader::with_capacity(BUFFER, Box::new(InFull(raw))),
             gzip,
             decoded: 0,
             hasher: Algorithm::Sha256.hasher(),
@@ -145,19 +158,5 @@ impl<R: Read> Read for InFull<R> {
             }
         }
         Ok(filled)
-    }
-}
-
-/// Reports the bytes that are read.
-struct Counted<'a, R> {
-    raw: R,
-    on_read: &'a dyn Fn(u64),
-}
-
-impl<R: Read> Read for Counted<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.raw.read(buffer)?;
-        (self.on_read)(count as u64);
-        Ok(count)
     }
 }

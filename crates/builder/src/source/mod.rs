@@ -10,10 +10,12 @@ use std::{fmt, io::Read, path::PathBuf};
 
 pub(crate) use marks::SPACES;
 
+use lazuli_image::Metadata;
+
 use crate::{
     LayerContents,
     chunk::{CutError, Cutter},
-    entry::{Entry, EntryKind},
+    entry::{Entry, EntryKind, EntryPath},
     error::SourceError,
 };
 
@@ -33,6 +35,8 @@ pub enum LayerSource {
     /// A tar archive: plain, gzip or zstd. It is read to the last byte, also behind the end of the
     /// archive, so that a reader that checks a digest sees all of it.
     Tar(Box<dyn Read + Send>),
+    /// One file, byte for byte, at this path: a layer of an artifact, of a known size.
+    File(String, Box<dyn Read + Send>),
     /// A directory on this machine. It holds no whiteouts: names that begin with `.wh.` are just
     /// names.
     Directory(PathBuf),
@@ -47,6 +51,7 @@ impl fmt::Debug for LayerSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LayerSource::Tar(_) => f.write_str("Tar"),
+            LayerSource::File(path, _) => f.debug_tuple("File").field(path).finish(),
             LayerSource::Directory(path) => f.debug_tuple("Directory").field(path).finish(),
             LayerSource::Upper(path) => f.debug_tuple("Upper").field(path).finish(),
             LayerSource::Known(_) => f.write_str("Known"),
@@ -107,6 +112,45 @@ pub(crate) fn read_tar(
     let mut reader = archive.into_inner();
     std::io::copy(&mut reader, &mut std::io::sink()).map_err(unreadable(offset))?;
     Ok(entries)
+}
+
+/// The file that a layer of `size` bytes is. Artifacts say nothing that Linux asks of a file but its
+/// path: everybody may read it, and it is root's.
+///
+/// # Errors
+/// No file can have the path.
+pub(crate) fn lone_file(path: &str, size: u64) -> Result<Entry, SourceError> {
+    let wrong = |problem: String| SourceError::Entry { entry: path.to_owned(), offset: 0, problem };
+    let parsed = EntryPath::parse(path.as_bytes()).map_err(|error| wrong(error.to_string()))?;
+    if parsed == EntryPath::default() {
+        return Err(wrong("it names no file".to_owned()));
+    }
+    let metadata = Metadata { permissions: 0o644, ..Metadata::default() };
+    let kind = EntryKind::Regular { size, chunks: Vec::new() };
+    Ok(Entry { path: parsed, offset: 0, metadata, kind })
+}
+
+/// Reads a layer that is one file: its content goes to `cutter`.
+pub(crate) fn read_file(
+    path: &str,
+    raw: Box<dyn Read + Send>,
+    stored_size: Option<u64>,
+    cutter: &mut Cutter<'_>,
+    on_read: &dyn Fn(u64),
+) -> Result<Vec<Entry>, ReadError> {
+    let size = stored_size.unwrap_or_default();
+    let mut entry = lone_file(path, size)?;
+    let fail = |problem| SourceError::Entry { entry: path.to_owned(), offset: 0, problem };
+    let mut raw = stream::Counted { raw, on_read };
+    let cut = cutter.cut(size, &mut raw).map_err(|error| match error {
+        CutError::Read(error) => fail(error.to_string()).into(),
+        CutError::TooMany => fail(TOO_MANY_CHUNKS.into()).into(),
+        CutError::Stopped => ReadError::Stopped,
+    })?;
+    // A reader that checks a digest does so at its end.
+    std::io::copy(&mut raw, &mut std::io::sink()).map_err(|error| fail(error.to_string()))?;
+    entry.kind = EntryKind::Regular { size, chunks: cut };
+    Ok(vec![entry])
 }
 
 /// The message of [`CutError::TooMany`].

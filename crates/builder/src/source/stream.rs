@@ -88,6 +88,20 @@ pub(crate) fn is_zstd(magic: &[u8]) -> bool {
     magic == ZSTD_MAGIC || matches!(magic, [first, 0x2a, 0x4d, 0x18] if first & 0xf0 == 0x50)
 }
 
+/// Reports the bytes that are read.
+pub(crate) struct Counted<'a, R> {
+    pub(crate) raw: R,
+    pub(crate) on_read: &'a dyn Fn(u64),
+}
+
+impl<R: Read> Read for Counted<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.raw.read(buffer)?;
+        (self.on_read)(count as u64);
+        Ok(count)
+    }
+}
+
 /// A layer as stored.
 struct Stored<R, F> {
     inner: R,

@@ -47,6 +47,7 @@ fn index_of(layers: &[Vec<u8>]) -> Result<ImageIndex, BuildError> {
     let layer = |stored: &Vec<u8>| IndexLayer {
         digest: Algorithm::Sha256.digest(stored),
         stored_size: stored.len() as u64,
+        file: None,
         source: Box::new(Cursor::new(stored.clone())),
     };
     let scratch = tempfile::tempdir().unwrap();
@@ -234,6 +235,7 @@ fn the_index_does_not_depend_on_how_the_layer_arrives() {
         let layer = IndexLayer {
             digest: Algorithm::Sha256.digest(&stored),
             stored_size: stored.len() as u64,
+            file: None,
             source: Box::new(Trickle(Cursor::new(stored.clone()), seed)),
         };
         let scratch = tempfile::tempdir().unwrap();
@@ -333,6 +335,7 @@ fn content_is_handed_on_where_it_will_be() {
     let layer = || IndexLayer {
         digest,
         stored_size: stored.len() as u64,
+        file: None,
         source: Box::new(Cursor::new(stored.clone())),
     };
     let mut taken = Vec::new();
@@ -361,6 +364,70 @@ fn a_layer_may_be_there_twice() {
     let other = gzip(6, &tarball::write(&[Entry::file("b", "b"), Entry::new("t", sparse(9000))]));
     let index = same(&[twice.clone(), other, twice]);
     assert_eq!((index.layers.len(), index.beside.len(), index.diff_ids.len()), (2, 1, 3));
+}
+
+fn lone_file(number: usize, content: &[u8]) -> IndexLayer {
+    IndexLayer {
+        digest: Algorithm::Sha256.digest(content),
+        stored_size: content.len() as u64,
+        file: Some(format!("shards/{number}")),
+        source: Box::new(Cursor::new(content.to_vec())),
+    }
+}
+
+#[test]
+fn a_layer_that_is_a_file_is_indexed_as_it_is() {
+    // Nothing of it is unpacked, whatever it looks like.
+    let content = gzip(0, &odd::random(7, (5 << 19) + 7));
+    let (scratch, digest) = (tempfile::tempdir().unwrap(), Algorithm::Sha256.digest(&content));
+    let layers = vec![lone_file(1, &content), lone_file(2, b""), lone_file(3, &content)];
+    let index = index(layers, scratch.path(), 2, &()).unwrap();
+    assert_eq!((index.layers.len(), index.beside.len()), (2, 0));
+    assert_eq!(index.diff_ids, [digest, Algorithm::Sha256.digest(b""), digest]);
+    let Opened { bootstrap, points } = open(&index);
+    assert!(points.is_empty());
+    let [blob] = bootstrap.blobs() else { panic!("{:?}", bootstrap.blobs().len()) };
+    let mut end = 0;
+    for chunk in &blob.chunks {
+        assert_eq!((chunk.stored.0, chunk.stored_size), (end, chunk.decoded_size));
+        assert!(read(&bootstrap, 0, chunk, &content).is_some());
+        end = chunk.stored_end().0;
+    }
+    assert_eq!(end, content.len() as u64);
+    let layer = |number: usize, content: &[u8]| Layer {
+        name: "layer".into(),
+        stored_size: Some(content.len() as u64),
+        source: LayerSource::File(
+            format!("shards/{number}"),
+            Box::new(Cursor::new(content.to_vec())),
+        ),
+    };
+    let layers = vec![layer(1, &content), layer(2, b""), layer(3, &content)];
+    let merged = merge(layers, CHUNK, Algorithm::Blake3, 2, &()).unwrap();
+    let shown = Shown { tree: bootstrap.tree().unwrap(), bootstrap: &bootstrap };
+    assert_eq!(compare(&shown, &merged, 5), []);
+}
+
+#[test]
+fn an_artifact_may_have_as_many_files_as_blobs() {
+    let index = |files: usize, tars: usize| {
+        let mut layers: Vec<_> =
+            (0..files).map(|number| lone_file(number, &number.to_le_bytes())).collect();
+        layers.extend((0..tars).map(|number| {
+            // Sparse files are stored beside the layer, in one blob more.
+            let pieces = vec![(5000, number.to_le_bytes().to_vec())];
+            let sparse = Body::Sparse { format: SparseFormat::Pax10, size: 9000, pieces };
+            let tar = tarball::write(&[Entry::new(format!("sparse{number}"), sparse)]);
+            IndexLayer { file: None, ..lone_file(0, &gzip(6, &tar)) }
+        }));
+        index(layers, tempfile::tempdir().unwrap().path(), 2, &())
+    };
+    let made = index(250, 2).unwrap();
+    assert_eq!((made.layers.len(), made.beside.len()), (252, 2));
+    let opened = Bootstrap::open(&made.bootstrap[..]).unwrap();
+    assert_eq!(opened.blobs().len(), 252);
+    let error = index(251, 2).unwrap_err().to_string();
+    assert!(error.contains("255 blobs") && error.contains("254"), "{error}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use lazuli_registry::ImageName;
 
 use crate::{
     Session,
-    convert::{Conversion, ConversionRequest, Order, Ordered, Published},
+    convert::{Conversion, ConversionRequest, MadeOfArtifact, Order, Ordered, Published},
     image::{sign, trace},
     image_args,
 };
@@ -17,7 +17,9 @@ use crate::{
 /// SOURCE is a registry reference, oci:DIR[:TAG], docker-archive:FILE, tar:FILE, tar:- for standard
 /// input, or dir:PATH; TARGET a registry reference or oci:DIR[:TAG]. Layers and chunks that a lazy
 /// image in TARGET's repository has are not made again: the image that has TARGET's name now, or
-/// those with the nearest tags. The same input, and the same images there, give the same bytes.
+/// those with the nearest tags. The same input, and the same images there, give the same bytes. An
+/// artifact whose layers are files, such as a model, becomes an image that has these layers as they
+/// are.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// What to convert
@@ -105,11 +107,29 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let mut conversion = Conversion::prepare(request, &runtime)?;
     let source_size = conversion.source_size();
+    if conversion.is_of_artifact() {
+        report_artifact(&name, &conversion.publish_artifact()?, source_size, started);
+        return Ok(());
+    }
     let built = conversion.build()?;
     let ordered = conversion.order_by_trace(built)?;
     let published = conversion.publish(&ordered)?;
     report(&name, &ordered, &published, source_size, started);
     Ok(())
+}
+
+fn report_artifact(
+    name: &ImageName,
+    MadeOfArtifact { layers, files, made, uploaded }: &MadeOfArtifact,
+    source_size: Option<u64>,
+    started: Instant,
+) {
+    println!("{name}");
+    let source = BinaryBytes(source_size.unwrap_or_default());
+    println!("  artifact  {source} in {layers} layers, which stay as they are");
+    println!("  image     {} for {files} files and directories", BinaryBytes(*made));
+    let (seconds, uploaded) = (started.elapsed().as_secs_f64(), BinaryBytes(*uploaded));
+    println!("  time      {seconds:.1} s, uploaded {uploaded}");
 }
 
 fn report(

@@ -5,9 +5,8 @@ use bytes::Bytes;
 use clap::Args;
 use indicatif::BinaryBytes;
 use lazuli_builder::{
-    BootstrapLayer, BuiltBlob, LayerSource,
-    index::{ImageIndex, IndexLayer, index},
-    pack_bootstrap,
+    BootstrapLayer, BuiltBlob,
+    index::{ImageIndex, index},
 };
 use lazuli_image::{
     Blob, Digest,
@@ -39,14 +38,14 @@ use crate::{
 
 /// Make an ordinary image start lazily as it is, with an index beside it
 ///
-/// Reads every layer once, and stores the points where a reader can begin in it, with the digests
+/// IMAGE may also be an artifact whose layers are files, such as a model. Reads every layer once, and stores the points where a reader can begin in it, with the digests
 /// of its chunks. The image, its name and its digest stay unchanged. Layers have to be gzip or
 /// plain tar. Nodes use the index if a key that their policy trusts has signed a statement about
 /// it, see `--sign`, or if their configuration trusts any: `trust = "repository"` in the table
 /// [index]. The same image gives the same index.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// An ordinary image: a registry reference or oci:DIR[:TAG]. The index goes to the same place
+    /// An ordinary image or an artifact: a registry reference or oci:DIR[:TAG]. The index goes to the same place
     #[arg(value_name = "IMAGE")]
     image: String,
     #[command(flatten)]
@@ -70,20 +69,16 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let access = arguments.access.options(&session.config)?;
     let source = Source::Image(name.clone());
     let opened = source::open(&source, arguments.access.platform()?, &access, &runtime)?;
-    let Opened { layers, digests, config, image, .. } = opened;
+    let Opened { layers, digests, config, image, is_artifact, .. } = opened;
     let (manifest, _) = image.context("an image of a registry or oci:DIR was expected")?;
     must_be_ordinary(&name, &manifest)?;
+    if is_artifact && arguments.to.is_some() {
+        bail!("{name} is an artifact, whose index is stored beside it: leave out --to");
+    }
     let to = arguments.to.as_deref().map(index_repository).transpose()?;
     let signer = signer(arguments.sign.clone(), to.as_ref().unwrap_or(&name), &access)?;
     let stored: u64 = manifest.parsed.layers.iter().map(|layer| layer.size).sum();
-    let layer = |(layer, digest): (lazuli_builder::Layer, Option<Digest>)| match layer.source {
-        LayerSource::Tar(source) => {
-            let stored_size = layer.stored_size.unwrap_or_default();
-            Some(IndexLayer { digest: digest?, stored_size, source })
-        }
-        _ => None,
-    };
-    let layers: Vec<_> = layers.into_iter().zip(digests).filter_map(layer).collect();
+    let layers = source::to_index(layers, digests);
     let count = layers.len();
     let bar = progress::bytes(Some(stored), "indexing");
     let scratch = Scratch::new()?;
@@ -91,7 +86,10 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let indexed = index(layers, &scratch.path(), threads, &progress::Reading(&bar));
     bar.finish_and_clear();
     let indexed = indexed?;
-    check_diff_ids(&name, &config, &indexed.diff_ids)?;
+    // An artifact claims nothing of its layers but their digests.
+    if !is_artifact {
+        check_diff_ids(&name, &config, &indexed.diff_ids)?;
+    }
     if let Some(to) = to {
         let stated = stated(&manifest, &indexed)?;
         let storing = store_layers(&to, &access, &indexed.layers, &stated, signer.as_ref());
@@ -99,7 +97,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
         report_layers(&name, &to, &done, stored, started);
         return Ok(());
     }
-    let bootstrap = bootstrap_layer(&indexed);
+    let bootstrap = indexed.bootstrap_layer();
     let target = lazuli_registry::open(&name, &access)?;
     let guess = guess_start(&indexed, &config, &*target, &runtime)?;
     let document = describe(&manifest, &indexed, &bootstrap, guess.as_ref())?;
@@ -201,13 +199,6 @@ fn check_diff_ids(name: &ImageName, config: &ImageConfig, found: &[Digest]) -> R
     Ok(())
 }
 
-/// The bootstrap, with the tables of blobs beside the layers. Those of the layers are in their
-/// indexes.
-fn bootstrap_layer(indexed: &ImageIndex) -> BootstrapLayer {
-    let metas = indexed.beside.iter().map(|blob| (blob.record.blob.id, &blob.meta_file[..]));
-    pack_bootstrap(&indexed.bootstrap, metas)
-}
-
 fn index_bytes(indexed: &ImageIndex) -> u64 {
     indexed.layers.iter().map(|layer| layer.bytes.len() as u64).sum()
 }
@@ -246,19 +237,13 @@ fn describe(
 /// have.
 fn store(
     target: &dyn Repository,
-    indexed: ImageIndex,
+    mut indexed: ImageIndex,
     bootstrap: BootstrapLayer,
     document: IndexImage,
     subject: &Digest,
     runtime: &Runtime,
 ) -> Result<u64> {
-    let mut blobs: Vec<_> = indexed.beside.iter().filter_map(push::built).collect();
-    for layer in indexed.layers {
-        if let Some(index) = layer.record.tail.index {
-            let content = BlobContent::Bytes(Bytes::from(layer.bytes));
-            blobs.push((index.digest, index.size, content));
-        }
-    }
+    let mut blobs = push::take_indexed(&mut indexed);
     let size = bootstrap.size();
     blobs.push((bootstrap.digest, size, BlobContent::Bytes(Bytes::from(bootstrap.bytes))));
     let bar = progress::bytes(Some(blobs.iter().map(|(_, size, _)| size).sum()), "storing");

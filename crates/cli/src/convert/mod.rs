@@ -8,8 +8,11 @@
 //!   └ policy, source, chunks of images at the target
 //! ```
 //!
+//! Of an artifact only metadata is made: `artifact`.
+//!
 //! Nothing here prints, except progress: the verb reports.
 
+mod artifact;
 mod chunk_reuse;
 mod keep_oci;
 mod layer_cache;
@@ -34,6 +37,7 @@ use lazuli_image::{
 use lazuli_registry::{ImageName, Options, Platform, Repository, Source};
 use tokio::runtime::Runtime;
 
+pub(crate) use self::artifact::MadeOfArtifact;
 use self::{
     chunk_reuse::{Reusable, ReusableImages, Target},
     keep_oci::{InPlace, KeptImage},
@@ -122,6 +126,9 @@ impl<'a> Conversion<'a> {
         let ConversionRequest { source, access, platform, policy, .. } = &request;
         let target = lazuli_registry::open(&request.target, access)?;
         let mut opened = source::open(source, platform.clone(), access, runtime)?;
+        if opened.is_artifact {
+            artifact::must_be_plain(&request)?;
+        }
         let origin = Origin::admit(policy.clone(), source, &opened, access);
         let origin = runtime.block_on(origin)?;
         let kept = request.keep_oci.then(|| keep(&mut opened, &target, &request, runtime));
@@ -161,9 +168,9 @@ impl<'a> Conversion<'a> {
     }
 
     /// Finds reusable chunks at the target. Skipped for a trace: it describes an image made of its
-    /// layers alone.
+    /// layers alone. An artifact is made of its layers in any case.
     fn find_reusable(&mut self) -> Result<()> {
-        if !matches!(self.request.order, Order::Source) {
+        if !matches!(self.request.order, Order::Source) || self.source.is_artifact {
             return Ok(());
         }
         let found = self.runtime.block_on(self.target().reusable(self.request.dict.as_ref()));

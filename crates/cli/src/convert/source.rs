@@ -9,10 +9,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use lazuli_builder::{Dictionary, Layer, LayerSource, Options};
+use lazuli_builder::{Dictionary, Layer, LayerSource, Options, index::IndexLayer};
 use lazuli_image::{
     Digest,
-    oci::{Descriptor, ImageConfig, Platform, annotation},
+    oci::{ArtifactLayer, Descriptor, ImageConfig, Platform, annotation},
 };
 use lazuli_registry::{
     DockerArchive, Manifest, Options as RegistryOptions, Pull, Source, into_blocking,
@@ -33,6 +33,8 @@ pub(crate) struct Opened {
     pub(crate) image: Option<(Manifest, Arc<dyn Pull>)>,
     /// Annotations for the lazy image's manifest.
     pub(crate) annotations: BTreeMap<String, String>,
+    /// Whether it is no image, but an artifact whose layers are files.
+    pub(crate) is_artifact: bool,
 }
 
 impl Opened {
@@ -66,6 +68,20 @@ impl Opened {
     }
 }
 
+/// The layers of an image of a registry or layout, to be indexed.
+pub(crate) fn to_index(layers: Vec<Layer>, digests: Vec<Option<Digest>>) -> Vec<IndexLayer> {
+    let layer = |(layer, digest): (Layer, Option<Digest>)| {
+        let (file, source) = match layer.source {
+            LayerSource::Tar(source) => (None, source),
+            LayerSource::File(path, source) => (Some(path), source),
+            _ => return None,
+        };
+        let stored_size = layer.stored_size.unwrap_or_default();
+        Some(IndexLayer { digest: digest?, stored_size, file, source })
+    };
+    layers.into_iter().zip(digests).filter_map(layer).collect()
+}
+
 /// Opens a source. Layers are fetched when they are read.
 pub(crate) fn open(
     source: &Source,
@@ -90,7 +106,7 @@ pub(crate) fn open(
             });
             let digests = archive.layers().iter().map(|layer| Some(layer.diff_id())).collect();
             let (layers, annotations) = (layers.collect(), BTreeMap::new());
-            Ok(Opened { layers, digests, config, image: None, annotations })
+            Ok(Opened { layers, digests, config, image: None, annotations, is_artifact: false })
         }
         Source::Tar(path) if path.as_os_str() == "-" => {
             let input = io::stdin();
@@ -121,27 +137,34 @@ fn rootfs(
     let layer = Layer { name: source.to_string(), stored_size, source: layer };
     let config = ImageConfig::new(&platform);
     let (layers, digests, annotations) = (vec![layer], vec![None], BTreeMap::new());
-    Opened { layers, digests, config, image: None, annotations }
+    Opened { layers, digests, config, image: None, annotations, is_artifact: false }
 }
 
 async fn image(repository: Arc<dyn Pull>, platform: &Platform) -> Result<Opened> {
     let manifest = repository.manifest(Some(platform)).await?;
-    let config = lazuli_registry::config(&*repository, &manifest).await?;
-    let config = ImageConfig::parse(&config)
-        .with_context(|| format!("the config of {}", repository.describe()))?;
+    let is_artifact = manifest.parsed.is_artifact();
+    let config = match is_artifact {
+        true => ImageConfig::new(platform),
+        false => {
+            let config = lazuli_registry::config(&*repository, &manifest).await?;
+            let context = || format!("the config of {}", repository.describe());
+            ImageConfig::parse(&config).with_context(context)?
+        }
+    };
     // Only the digest: a name would make the result depend on where the source was read from.
     let annotations = [(annotation::SOURCE_DIGEST.to_owned(), manifest.digest.to_string())];
     let layers = manifest.parsed.layers.iter().map(|layer| {
         let reader = Fetch::Waiting(repository.clone(), Box::new(layer.clone()), Handle::current());
-        Layer {
-            name: layer.digest.to_string(),
-            stored_size: Some(layer.size),
-            source: LayerSource::Tar(Box::new(reader)),
-        }
+        let source = match layer.artifact_layer() {
+            ArtifactLayer::File(path) if is_artifact => LayerSource::File(path, Box::new(reader)),
+            _ => LayerSource::Tar(Box::new(reader)),
+        };
+        Layer { name: layer.digest.to_string(), stored_size: Some(layer.size), source }
     });
     let digests = manifest.parsed.layers.iter().map(|layer| Some(layer.digest)).collect();
     let (layers, annotations) = (layers.collect(), annotations.into());
-    Ok(Opened { layers, digests, config, image: Some((manifest, repository)), annotations })
+    let image = Some((manifest, repository));
+    Ok(Opened { layers, digests, config, image, annotations, is_artifact })
 }
 
 /// A layer that is requested when its first byte is read: an image may have more layers than a

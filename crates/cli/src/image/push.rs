@@ -1,11 +1,11 @@
 //! Storing a finished image under its name.
 
-use std::path::PathBuf;
+use std::{mem, path::PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
-use lazuli_builder::{BootstrapLayer, BuiltBlob};
+use lazuli_builder::{BootstrapLayer, BuiltBlob, index::ImageIndex};
 use lazuli_image::{
     Digest, Stored,
     oci::{BlobLayer, LazyImage, media_type},
@@ -42,6 +42,17 @@ pub(crate) fn mount_source<'a>(source: &'a ImageName, target: &ImageName) -> Opt
 pub(crate) fn built(blob: &BuiltBlob) -> Option<Blob> {
     let record = &blob.record.blob;
     Some((record.id, record.stored_size, BlobContent::File(blob.file.clone()?)))
+}
+
+/// Takes out of an index the blobs to store for it, beside its bootstrap. Some are in files that
+/// are there as long as `index`.
+pub(crate) fn take_indexed(index: &mut ImageIndex) -> Vec<Blob> {
+    let mut blobs: Vec<_> = index.beside.iter().filter_map(built).collect();
+    blobs.extend(index.layers.iter_mut().filter_map(|layer| {
+        let (written, bytes) = (layer.record.tail.index?, mem::take(&mut layer.bytes));
+        Some((written.digest, written.size, BlobContent::Bytes(Bytes::from(bytes))))
+    }));
+    blobs
 }
 
 /// Returns whether both images are in the same repository or layout, and share its blobs.

@@ -145,7 +145,7 @@ with_each_driver! {
     probes_of_a_disk_fetch_nothing_before_it_is_mounted,
 }
 
-fn until(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
         assert!(started.elapsed() < TIMEOUT, "{what}");

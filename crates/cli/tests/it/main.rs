@@ -3,6 +3,7 @@
 #![allow(clippy::print_stderr, reason = "what was skipped, and what a failed test's daemon logged")]
 
 mod access;
+mod artifact;
 mod bad_input;
 mod bake;
 mod batches;

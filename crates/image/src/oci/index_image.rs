@@ -116,7 +116,7 @@ pub fn layer_index_manifest(index: &IndexedLayer) -> Result<Vec<u8>, OciError> {
 }
 
 /// The descriptor of a layer's index.
-fn index_layer(index: &IndexedLayer) -> Descriptor {
+pub(super) fn index_layer(index: &IndexedLayer) -> Descriptor {
     let (layer, tables) = (index.layer.to_string(), index.tables.to_string());
     let notes = [
         (annotation::DATA_BLOB, "true"),

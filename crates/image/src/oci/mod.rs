@@ -8,13 +8,16 @@
 //! The bootstrap is the last layer, because that is the only one that readers test for its
 //! annotation.
 
+mod artifact;
 mod config;
 mod guess;
 mod index_image;
 mod platform;
 
+pub use artifact::ArtifactLayer;
 pub use config::ImageConfig;
 pub use guess::NotedGuess;
+use index_image::index_layer;
 pub use index_image::{
     EMPTY_CONFIG, IndexImage, IndexedLayer, layer_index_manifest, layer_index_tag,
 };
@@ -105,6 +108,12 @@ pub mod annotation {
     pub const CHUNKED_POSITION: &str = "io.github.containers.zstd-chunked.manifest-position";
     /// On such a layer: digest of the stored table of contents.
     pub const CHUNKED_DIGEST: &str = "io.github.containers.zstd-chunked.manifest-checksum";
+    /// On a layer of an artifact: its file's path; in ModelPack, now and before it had that name.
+    pub const MODEL_PATHS: [&str; 2] = ["org.cncf.model.filepath", "org.cnai.model.filepath"];
+    /// The same, of ORAS.
+    pub const TITLE: &str = "org.opencontainers.image.title";
+    /// On a layer of an artifact of ORAS that is the tar of a directory: `true`.
+    pub const UNPACK: &str = "io.deis.oras.content.unpack";
     /// On the manifest: the chunks that a start most likely reads, see
     /// [`NotedGuess`](super::NotedGuess).
     pub const GUESS: &str = "vnd.lazuli.guess";
@@ -328,10 +337,23 @@ impl LazyImage {
         diff_id: Digest,
         annotations: BTreeMap<String, String>,
     ) -> Result<Self, OciError> {
+        Self::with_indexes(source, &[], blobs, bootstrap, diff_id, annotations)
+    }
+
+    /// The same, where some of `blobs` are unconverted layers that `indexes` lead into.
+    pub fn with_indexes(
+        source: &ImageConfig,
+        indexes: &[IndexedLayer],
+        blobs: &[BlobLayer],
+        bootstrap: BlobLayer,
+        diff_id: Digest,
+        annotations: BTreeMap<String, String>,
+    ) -> Result<Self, OciError> {
+        let mut layers: Vec<Descriptor> = indexes.iter().map(index_layer).collect();
+        layers.extend(blobs.iter().map(data_layer));
         // A data blob is not compressed as a whole, so it is its own "uncompressed" form.
-        let diff_ids = blobs.iter().map(|blob| blob.digest).chain([diff_id]);
+        let diff_ids = layers.iter().map(|layer| layer.digest).chain([diff_id]);
         let config = source.lazy(diff_ids.collect())?.to_json();
-        let mut layers: Vec<Descriptor> = blobs.iter().map(data_layer).collect();
         layers.push(bootstrap_layer(&bootstrap));
         let (config_digest, manifest) = describe(&config, layers, annotations)?;
         let digest = Algorithm::Sha256.digest(&manifest);

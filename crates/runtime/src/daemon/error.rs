@@ -35,6 +35,15 @@ pub enum DaemonError {
         /// The image.
         image: String,
     },
+    /// An index says something wrong of its layer.
+    #[error(
+        "its index leads to bytes that are not those of layer {layer}, as was found when all of them \
+         were here: make the index again with `lazuli index`, or the image with `lazuli convert`"
+    )]
+    WrongIndex {
+        /// The layer.
+        layer: Digest,
+    },
     /// Its layers cannot be shown.
     #[error("{image}: its layers cannot be shown by their indexes: {source}")]
     Prefix {

@@ -147,6 +147,7 @@ impl Node {
             () = self.mounts.stopping() => return Err(DaemonError::Stopping),
             () = cancelled => return Err(DaemonError::Stopping),
         };
+        self.refuse_wrong_indexes(&stored)?;
         let config = stored.config.clone();
         let manifest_digest = stored.manifest_digest;
         let proven = possession::prove(&stored, &name, &options, &*repository, &self.cache).await?;

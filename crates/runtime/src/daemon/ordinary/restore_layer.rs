@@ -1,24 +1,33 @@
 //! Restores layers that arrived in pieces once they are complete, and checks them.
 //!
 //! This proves, without any network, whether the layer's tar has the stated digest, and so whether
-//! skeleton, windows and digests of chunks led to the layer's own files. If not, the statement is
-//! wrong: readers of mounted images get errors, and no new start uses it.
+//! skeleton, windows and digests of chunks led to the layer's own files. A layer that is a file, of
+//! an artifact, has its own digest. If the statement is wrong, readers of mounted images get errors,
+//! and no new start uses it.
 
 use std::{
     collections::HashSet,
+    io,
     os::unix::fs::FileExt as _,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use lazuli_builder::index::diff_id;
-use lazuli_image::{Digest, rafs::ReadIndex};
+use lazuli_image::{Algorithm, Chunk, Digest, rafs::ReadIndex};
 
-use super::store::{IndexStore, LayerRecord};
+use super::{
+    background::in_background,
+    store::{IndexStore, LayerRecord},
+};
 use crate::{
     cache::CachedBlob,
-    daemon::{node::Node, served::image::ServedImage},
+    daemon::{DaemonError, node::Node, served::image::ServedImage},
+    image::StoredImage,
 };
+
+/// Why a layer's digest was not computed.
+type Problem = Box<dyn std::error::Error + Send + Sync>;
 
 /// The pause between checks for complete layers.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -41,22 +50,26 @@ pub(in crate::daemon) async fn keep_checking(node: Weak<Node>, wrong: Vec<Digest
                 if done.contains(&index) || !blob.is_complete() {
                     continue;
                 }
+                let layer = blob.id();
                 let store = node.ordinaries.store.clone();
-                let Some(record) = store.layer(&blob.id()) else { continue };
-                if record.is_proven || record.index != index {
-                    continue;
-                }
-                let blob = blob.clone();
-                let check = move || check(&store, &blob, record);
-                match tokio::task::spawn_blocking(check).await {
-                    Ok(Some(is_right)) => {
+                let record = store.layer(&layer).filter(|record| record.index == index);
+                let record = match record {
+                    Some(record) if record.is_proven => continue,
+                    None if image.chunks_of_file(&layer).is_none() => continue,
+                    // Nobody has claimed anything else of it.
+                    None => LayerRecord { diff_id: layer, index, is_proven: false },
+                    Some(record) => record,
+                };
+                let (image, blob) = (image.clone(), blob.clone());
+                match in_background(move || check(&store, &image, &blob, record)).await {
+                    Some(Some(is_right)) => {
                         done.insert(index);
                         if !is_right {
                             node.condemn(&index).await;
                         }
                     }
-                    Ok(None) => {}
-                    Err(error) => tracing::error!(%error, "a layer is not checked"),
+                    Some(None) => {}
+                    None => tracing::error!(%layer, "the layer is not checked"),
                 }
             }
         }
@@ -65,17 +78,28 @@ pub(in crate::daemon) async fn keep_checking(node: Weak<Node>, wrong: Vec<Digest
 
 /// Returns whether a complete layer matches its statement; `None` if that cannot be found out.
 /// Blocks.
-fn check(store: &IndexStore, blob: &CachedBlob, record: LayerRecord) -> Option<bool> {
-    let bytes = store.index(&record.index)?;
+fn check(
+    store: &IndexStore,
+    image: &ServedImage,
+    blob: &CachedBlob,
+    record: LayerRecord,
+) -> Option<bool> {
     let layer = blob.id();
-    let got = ReadIndex::parse(&bytes, layer, blob.stats().stored_bytes).map(|index| {
-        diff_id(&index, |chunk, content| blob.file().read_exact_at(content, chunk.decoded.0))
-    });
+    let read =
+        |chunk: &Chunk, content: &mut [u8]| blob.file().read_exact_at(content, chunk.decoded.0);
+    let got: Result<Digest, Problem> = match image.chunks_of_file(&layer) {
+        Some(chunks) => file_digest(chunks, read).map_err(Problem::from),
+        None => {
+            let bytes = store.index(&record.index)?;
+            let index = ReadIndex::parse(&bytes, layer, blob.stats().stored_bytes);
+            index.map_err(Problem::from).and_then(|index| Ok(diff_id(&index, read)?))
+        }
+    };
     // Something may have been given up while it was read.
     if !blob.is_complete() {
         return None;
     }
-    let is_right = matches!(&got, Ok(Ok(got)) if *got == record.diff_id);
+    let is_right = got.as_ref().is_ok_and(|got| *got == record.diff_id);
     let noted = match is_right {
         true => {
             tracing::info!(%layer, "complete, and what was stated of it");
@@ -83,7 +107,7 @@ fn check(store: &IndexStore, blob: &CachedBlob, record: LayerRecord) -> Option<b
         }
         false => {
             tracing::error!(%layer, index = %record.index, expected = %record.diff_id, ?got,
-                "a signed index is wrong: it is not used any more");
+                "an index is wrong: it is not used any more");
             store.note_wrong(&record.index)
         }
     };
@@ -93,7 +117,36 @@ fn check(store: &IndexStore, blob: &CachedBlob, record: LayerRecord) -> Option<b
     Some(is_right)
 }
 
+/// The digest of a file of which these are all chunks. Blocks.
+fn file_digest(
+    chunks: &[Chunk],
+    read: impl Fn(&Chunk, &mut [u8]) -> io::Result<()>,
+) -> io::Result<Digest> {
+    let mut hasher = Algorithm::Sha256.hasher();
+    let mut content = Vec::new();
+    for chunk in chunks {
+        content.resize(chunk.decoded_size as usize, 0);
+        read(chunk, &mut content)?;
+        hasher.update(&content);
+    }
+    Ok(hasher.finish())
+}
+
 impl Node {
+    /// Refuses a new start by an index that is known to be wrong.
+    pub(in crate::daemon) fn refuse_wrong_indexes(
+        &self,
+        image: &StoredImage,
+    ) -> Result<(), DaemonError> {
+        let bootstrap = &image.bootstrap;
+        for (blob, tail) in bootstrap.blobs().iter().zip(bootstrap.tails()) {
+            if tail.index.is_some_and(|index| self.ordinaries.store.is_wrong(&index.digest)) {
+                return Err(DaemonError::WrongIndex { layer: blob.id });
+            }
+        }
+        Ok(())
+    }
+
     /// Makes reads of adopted images fail if an earlier worker found their indexes wrong, and
     /// returns these indexes. Must be called before any reader is answered.
     pub(in crate::daemon) async fn refuse_wrong(&self) -> Vec<Digest> {

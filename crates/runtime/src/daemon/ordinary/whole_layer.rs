@@ -47,7 +47,7 @@ pub(super) fn read<'a>(
 ) -> Result<KnownLayer, LayerError> {
     let (digest, stored_size) = (layer.digest, layer.size);
     let source = Box::new(Checked::new(source, digest));
-    let taken = index_while_reading(IndexLayer { digest, stored_size, source }, sink)?;
+    let taken = index_while_reading(IndexLayer { digest, stored_size, file: None, source }, sink)?;
     if taken.diff_id != diff_id {
         return Err(LayerError::DiffId { got: taken.diff_id, expected: diff_id });
     }

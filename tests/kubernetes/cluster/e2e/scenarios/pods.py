@@ -2,7 +2,9 @@
 
 import base64
 import contextlib
+import hashlib
 import json
+import os
 import shutil
 import time
 
@@ -277,6 +279,22 @@ def both_forms(cluster):
     return "the ordinary form without, the lazy one with `lazy` of the mirror"
 
 
+def model_volume(cluster):
+    """A model in an image volume, of which only metadata was made."""
+    weights = os.urandom(256 << 20)
+    image = cluster.images.model({"model-1.safetensors": weights, "config.json": b"{}"})
+    volume = {"volumes": [{"name": "model", "image": {"reference": image}}],
+              "container": {"volumeMounts": [{"name": "model", "mountPath": "/model", "readOnly": True}]}}
+    seconds = cluster.run("pod", f"{OPEN}/redis:lazy", **volume)
+    mount = cluster.mount_of(f"{OPEN}/model")
+    expect(mount, "the model is not mounted lazily")
+    here = mount["bytes_fetched"] >> 20
+    expect(cluster.exec("pod", "cat", "/model/config.json") == "{}", "a file of the model has another content")
+    said = cluster.exec("pod", "sha256sum", "/model/model-1.safetensors").split()[0]
+    expect(said == hashlib.sha256(weights).hexdigest(), "the weights are others")
+    return f"Ready after {seconds:.1f} s with {here} of 256 MiB here; the weights have the right digest"
+
+
 def mounted_forms(cluster, form):
     """Which forms of redis-next are mounted; the ordinary one is when it was indexed while it was
     pulled."""
@@ -297,4 +315,5 @@ SCENARIOS = [
     (user_namespace, "`hostUsers: false`"),
     (fuse_beside_user_namespaces, "`hostUsers: false` beside an image served by FUSE"),
     (both_forms, "one tag with both forms"),
+    (model_volume, "a model in an image volume"),
 ]

@@ -65,8 +65,16 @@ class Layout:
 
     def add_image(self, config, layers, tag="latest"):
         """Store a config and a manifest, and tag the image."""
-        manifest = {"schemaVersion": 2, "mediaType": f"{MEDIA}.manifest.v1+json",
-                    "config": self.add_json(config, f"{MEDIA}.config.v1+json"), "layers": layers}
+        self.add_manifest({"config": self.add_json(config, f"{MEDIA}.config.v1+json"), "layers": layers}, tag)
+
+    def add_artifact(self, kind, layers, tag="latest"):
+        """Store an artifact without a configuration, and tag it."""
+        config = self.add_json({}, f"{MEDIA.replace('image', 'empty')}.v1+json")
+        self.add_manifest({"artifactType": kind, "config": config, "layers": layers}, tag)
+
+    def add_manifest(self, fields, tag):
+        """Store a manifest, and tag it."""
+        manifest = {"schemaVersion": 2, "mediaType": f"{MEDIA}.manifest.v1+json", **fields}
         entry = self.add_json(manifest, f"{MEDIA}.manifest.v1+json")
         entry["annotations"] = {"org.opencontainers.image.ref.name": tag}
         index = json.loads((self.directory / "index.json").read_text())

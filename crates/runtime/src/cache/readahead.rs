@@ -1,14 +1,14 @@
 //! Readahead: what to fetch when readers continue where their last miss ended.
 //!
-//! A run begins with misses. Once it is long, its reader finds everything ready: when it gets to
-//! what was read ahead last, the next window is requested, so that the link is never idle.
+//! A run begins with misses. Once it is long, its reader finds everything ready: a window of bytes
+//! before it is requested always, a part at a time, so that the link is never idle.
 //!
 //! ```text
-//! read ────────┤ reader ├──── read ahead last ────┤ next window
-//!                        mark                     end
+//! read ────────┤ reader ├──────── window ────────┤ next part
+//!                                               end
 //! ```
 
-use std::{collections::VecDeque, ops::Range, sync::Mutex};
+use std::{collections::VecDeque, mem, ops::Range, sync::Mutex};
 
 use lazuli_image::{
     Chunk,
@@ -34,21 +34,29 @@ const SHORT_WINDOW: u64 = Planner::NODE.max_request;
 /// Stored bytes that a run may find fetched by others, between two misses.
 const FETCHED_BY_OTHERS: u64 = 32 << 20;
 
-/// Stored bytes that one connection is asked for ahead: one answer in a few round trips, and few
-/// requests.
-pub(super) const PART: u64 = 1 << 20;
+/// The same for a blob that is one file, byte for byte: the weights of a model, which are read in
+/// pieces of this size at least.
+const LONG_OF_FILE: u64 = 2 << 20;
+
+/// Stored bytes of the least request ahead of a long run.
+const PART: u64 = 1 << 20;
+
+/// A window is requested in so many parts, unless these are smaller than [`PART`].
+const PARTS: u64 = 8;
 
 /// The sequential runs of readers in one blob, as far as their misses show them, the latest last.
-#[derive(Debug, Default)]
-pub(super) struct Runs(Mutex<VecDeque<Run>>);
+#[derive(Debug)]
+pub(super) struct Runs {
+    runs: Mutex<VecDeque<Run>>,
+    /// Stored bytes after which a run is long.
+    long: u64,
+}
 
 /// A run of consecutive misses.
 #[derive(Debug)]
 struct Run {
     /// The chunk behind the last requested one.
     end: usize,
-    /// The first chunk that was read ahead last.
-    mark: usize,
     /// The number of misses since it last went on behind what others had fetched.
     misses: u32,
     /// Stored bytes that were asked for since then, and in all.
@@ -57,6 +65,12 @@ struct Run {
 }
 
 impl Runs {
+    /// None, in a blob with these chunks and this many stored bytes.
+    pub(super) fn of(chunks: &[Chunk], stored_size: u64) -> Self {
+        let long = if is_file(chunks, stored_size) { LONG_OF_FILE } else { LONG };
+        Runs { runs: Mutex::default(), long }
+    }
+
     /// Records a miss whose missing chunks begin at `first`, and whose requests have `bytes` stored
     /// bytes up to the chunk `end`. Returns the end of the chunks to read ahead: those behind `end`
     /// with as many bytes as the run has so far, so that a run doubles with each miss, up to
@@ -70,17 +84,17 @@ impl Runs {
         window: u64,
         is_missing: impl Fn(usize) -> bool,
     ) -> usize {
-        let mut runs = lock(&self.0);
+        let mut runs = lock(&self.runs);
         let goes_on = |run: &Run| run.is_followed_by(chunks, first, &is_missing);
         let known = runs.iter().rposition(goes_on).and_then(|at| runs.remove(at));
-        let mut run = known.unwrap_or(Run { end, mark: end, misses: 0, bytes: 0, total: 0 });
+        let mut run = known.unwrap_or(Run { end, misses: 0, bytes: 0, total: 0 });
         if !Planner::NODE.bridges(&chunks[run.end - 1], &chunks[first]) {
             (run.misses, run.bytes) = (0, 0);
         }
-        (run.end, run.mark) = (end, end);
+        run.end = end;
         run.misses = run.misses.saturating_add(1);
         (run.bytes, run.total) = (run.bytes + bytes, run.total + bytes);
-        if run.total >= LONG {
+        if run.total >= self.long {
             run.extend(chunks, run.total.min(window), |_| true);
         } else if run.misses >= SURE {
             run.extend(chunks, run.bytes.min(SHORT_WINDOW), is_missing);
@@ -96,7 +110,7 @@ impl Runs {
     }
 
     /// Returns the chunks to read ahead when a reader asks for `wanted`, which is ready or on its
-    /// way: none, or `window` bytes if it has reached what a long run has read ahead last. Some may
+    /// way: if a long run ends less than `window` bytes before it, those that are lacking. Some may
     /// be ready.
     pub(super) fn reached(
         &self,
@@ -104,15 +118,56 @@ impl Runs {
         wanted: &Range<usize>,
         window: impl FnOnce() -> u64,
     ) -> Range<usize> {
-        let mut runs = lock(&self.0);
-        let is_reached =
-            |run: &&mut Run| run.total >= LONG && run.mark < wanted.end && wanted.start < run.end;
-        let Some(run) = runs.iter_mut().find(is_reached) else { return 0..0 };
-        let allowed = run.total.min(window());
-        run.mark = run.end;
-        run.extend(chunks, allowed, |_| true);
-        run.mark..run.end
+        if wanted.is_empty() {
+            return 0..0;
+        }
+        let mut runs = lock(&self.runs);
+        let ahead = |run: &Run| {
+            let (end, reader) = (&chunks[run.end - 1], &chunks[wanted.end - 1]);
+            end.stored_end().0.saturating_sub(reader.stored_end().0)
+        };
+        let is_reached = |run: &&mut Run| {
+            run.total >= self.long && wanted.end <= run.end && ahead(run) < run.total
+        };
+        let nearest = runs.iter_mut().filter(is_reached).min_by_key(|run| run.end);
+        let Some(run) = nearest else { return 0..0 };
+        let (allowed, there) = (run.total.min(window()), ahead(run));
+        let before = run.end;
+        if there + (allowed / PARTS).max(PART) <= allowed {
+            run.extend(chunks, allowed - there, |_| true);
+        }
+        before..run.end
     }
+}
+
+/// Returns whether the chunks are all of a blob, byte for byte.
+fn is_file(chunks: &[Chunk], stored_size: u64) -> bool {
+    let mut end = 0;
+    let follows = |chunk: &Chunk| {
+        let before = mem::replace(&mut end, chunk.stored_end().0);
+        chunk.stored.0 == before && chunk.part.is_none() && !chunk.is_compressed()
+    };
+    chunks.iter().all(follows) && end == stored_size
+}
+
+/// Divides chunks that are read ahead into requests: each asks for twice as many bytes as the one
+/// before it, and for so many as one connection carries well at most. They share the link, so the
+/// first ends first, and its reader has the next ones sent while the last are on their way.
+pub(super) fn requests(chunks: &[Chunk], ahead: Range<usize>) -> Vec<Range<usize>> {
+    let (mut requests, mut size) = (Vec::new(), PART);
+    let mut rest = ahead;
+    while !rest.is_empty() {
+        let mut bytes = 0;
+        let fits = |chunk: &&Chunk| {
+            bytes += chunk.stored_share();
+            bytes <= size
+        };
+        let count = chunks[rest.clone()].iter().take_while(fits).count().max(1);
+        requests.push(rest.start..rest.start + count);
+        rest.start += count;
+        size = (2 * size).min(Planner::NODE.max_request);
+    }
+    requests
 }
 
 impl Run {
@@ -195,7 +250,7 @@ mod tests {
             ("up to a request", &[(0, 20), (20, 20), (40, 5)], 85),
         ];
         for (what, misses, expected) in cases {
-            let runs = Runs::default();
+            let runs = Runs::of(&chunks, 0);
             let follow = |&(first, count): &(usize, usize)| {
                 let bytes = count as u64 * (100 << 10);
                 runs.follow(&chunks, first, first + count, bytes, WINDOW, |_| true)
@@ -207,7 +262,7 @@ mod tests {
     #[test]
     fn readahead_stops_at_ready_or_distant_chunks() {
         let chunks = chunks(40);
-        let runs = Runs::default();
+        let runs = Runs::of(&chunks, 0);
         let follow = |first, end, there: usize| {
             runs.follow(&chunks, first, end, 1 << 20, WINDOW, |at| at != there)
         };
@@ -226,7 +281,7 @@ mod tests {
         let chunks = chunks(1000);
         // Of each 60 chunks others fetch 40, or all but one of these.
         for (others, expected) in [(40, 20 + 81), (39, 20)] {
-            let runs = Runs::default();
+            let runs = Runs::of(&chunks, 0);
             let is_missing = |at: usize| at % 60 < 60 - others;
             let miss = |number: usize| {
                 let first = 60 * number;
@@ -240,31 +295,63 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_goes_on_when_its_reader_gets_to_what_was_read_ahead() {
+    fn a_window_before_the_reader_of_a_long_run_is_requested_always() {
         let chunks = chunks(1000);
-        let runs = Runs::default();
+        let runs = Runs::of(&chunks, 0);
         let miss = |first| runs.follow(&chunks, first, first + 20, 16 << 20, WINDOW, |_| true);
         assert_eq!(miss(0), 20 + 81);
         let reached = |wanted: Range<usize>| runs.reached(&chunks, &wanted, || WINDOW);
         assert!(reached(10..20).is_empty(), "was missed");
-        assert_eq!(reached(10..21), 101..182);
-        assert!(reached(21..101).is_empty(), "again");
+        assert!(reached(20..29).is_empty(), "less than a part is lacking");
+        assert_eq!(reached(29..31), 101..112);
+        assert!(reached(29..31).is_empty(), "again");
         assert!(reached(300..301).is_empty(), "far behind it");
-        assert_eq!(reached(140..141), 182..263);
+        assert_eq!(reached(60..61), 112..142);
         // To the end, and not to what is too far away.
-        let mut at = 263;
-        while at < 999 {
-            let next = reached(at - 1..at);
-            assert_eq!(next.start, at);
-            at = next.end;
+        let (mut at, mut end) = (61, 142);
+        while end < 999 {
+            let next = reached(at..at + 1);
+            assert!(next.start == end && next.end - at <= 1 + 81, "{at}: {next:?}");
+            (at, end) = (at + 1, next.end);
         }
         assert!(reached(998..999).is_empty());
     }
 
     #[test]
+    fn runs_in_a_blob_that_is_one_file_become_long_sooner() {
+        let mut chunks = chunks(101);
+        let last = chunks.len() - 1;
+        chunks[last].stored = chunks[last - 1].stored_end();
+        let size = chunks[last].stored_end().0;
+        let ends = |chunks: &[Chunk], size: u64| {
+            let runs = Runs::of(chunks, size);
+            let miss = |at: usize| runs.follow(chunks, at, at + 10, 1 << 20, WINDOW, |_| true);
+            [miss(0), miss(10)]
+        };
+        assert_eq!(ends(&chunks, size), [10, 20 + 20]);
+        assert_eq!(ends(&chunks, size + 1), [10, 20], "something follows");
+        chunks[50].stored_size -= 1;
+        assert_eq!(ends(&chunks, size), [10, 20], "it is compressed");
+    }
+
+    #[test]
+    fn the_first_request_of_a_window_ends_first() {
+        let chunks = chunks(201);
+        let counts = |ahead: Range<usize>| -> Vec<usize> {
+            let requests = requests(&chunks, ahead.clone());
+            assert!(requests.windows(2).all(|pair| pair[0].end == pair[1].start));
+            assert_eq!(requests.last().map_or(ahead.start, |last| last.end), ahead.end);
+            requests.into_iter().map(|request| request.len()).collect()
+        };
+        assert_eq!(counts(0..150), [10, 20, 40, 40, 40]);
+        assert_eq!(counts(7..8), [1]);
+        assert!(counts(7..7).is_empty());
+    }
+
+    #[test]
     fn short_runs_wait_for_their_misses() {
         let chunks = chunks(100);
-        let runs = Runs::default();
+        let runs = Runs::of(&chunks, 0);
         for first in 0..3 {
             runs.follow(&chunks, first, first + 1, 100 << 10, WINDOW, |_| true);
         }

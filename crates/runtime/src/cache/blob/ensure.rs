@@ -43,7 +43,7 @@ struct Work {
     /// Chunks that another blob may have.
     copies: Vec<Lease>,
     /// Chunks to read ahead.
-    ahead: Vec<usize>,
+    ahead: Range<usize>,
 }
 
 impl CachedBlob {
@@ -110,11 +110,16 @@ impl CachedBlob {
         if !ahead.is_empty() {
             // Not here: the thread that reads the kernel's events calls this.
             let blob = self.clone();
-            self.workers.runtime().spawn(async move {
-                blob.prefetch(&ahead.collect::<Vec<_>>(), readahead::PART, BytesFrom::Request);
-            });
+            self.workers.runtime().spawn(async move { blob.read_ahead(ahead) });
         }
         self.foresight.note_request(chunks, |at| self.stored_bytes(at));
+    }
+
+    /// Requests chunks ahead of a run.
+    fn read_ahead(self: &Arc<Self>, ahead: Range<usize>) {
+        for request in readahead::requests(self.layout.chunks(), ahead) {
+            self.prefetch(&request.collect::<Vec<_>>(), u64::MAX, BytesFrom::Request);
+        }
     }
 
     /// Stored bytes to read ahead of a run: several times what the link carries in a round trip.
@@ -152,7 +157,7 @@ impl CachedBlob {
         }
         // Separate requests: in one answer with chunks that a reader waits for, they would delay
         // the reader.
-        self.prefetch(&ahead, readahead::PART, BytesFrom::Request);
+        self.read_ahead(ahead);
         waiters
     }
 
@@ -176,7 +181,7 @@ impl CachedBlob {
             if amplify > 0 {
                 let bytes = missing.iter().map(|at| chunks[*at].stored_share()).sum();
                 let end = self.runs.follow(chunks, first, wide.end, bytes, window, is_missing);
-                work.ahead.extend(wide.end..end);
+                work.ahead = wide.end..end;
             }
         }
         let mut start = |at: &usize| residency.start(*at, priority(at));

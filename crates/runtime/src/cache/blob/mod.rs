@@ -108,6 +108,7 @@ impl CachedBlob {
         let (store, found) = Store::open(dir, &layout, cache)?;
         let chunks = layout.chunks().len();
         let sealed: &[u64] = if found.sealed { &found.durable } else { &[] };
+        let runs = Runs::of(layout.chunks(), layout.blob().stored_size);
         let residency = Residency::new(chunks, &found.known, sealed, cache.clock.clone());
         let blob = Arc::new(CachedBlob {
             key: BlobKey::new(),
@@ -118,7 +119,7 @@ impl CachedBlob {
             file: BlobFile::new(store, found),
             allowed,
             sources: Sources::default(),
-            runs: Runs::default(),
+            runs,
             counters: Counters::default(),
             metrics: cache.metrics.clone(),
             foresight: Foresight::new(chunks, cache.metrics.clone()),

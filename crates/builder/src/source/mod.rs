@@ -114,8 +114,8 @@ pub(crate) fn read_tar(
     Ok(entries)
 }
 
-/// The file that a layer of `size` bytes is. Artifacts say nothing that Linux asks of a file but its
-/// path: everybody may read it, and it is root's.
+/// The file that a layer of `size` bytes is. Artifacts say nothing that Linux asks of a file but
+/// its path: everybody may read it, and it is root's.
 ///
 /// # Errors
 /// No file can have the path.

@@ -38,14 +38,16 @@ use crate::{
 
 /// Make an ordinary image start lazily as it is, with an index beside it
 ///
-/// IMAGE may also be an artifact whose layers are files, such as a model. Reads every layer once, and stores the points where a reader can begin in it, with the digests
-/// of its chunks. The image, its name and its digest stay unchanged. Layers have to be gzip or
-/// plain tar. Nodes use the index if a key that their policy trusts has signed a statement about
-/// it, see `--sign`, or if their configuration trusts any: `trust = "repository"` in the table
-/// [index]. The same image gives the same index.
+/// IMAGE may also be an artifact whose layers are files, such as a model. Reads every layer once,
+/// and stores the points where a reader can begin in it, with the digests of its chunks. The image,
+/// its name and its digest stay unchanged. Layers of images have to be gzip or plain tar. Nodes use
+/// the index if a key that their policy trusts has signed a statement about it, see `--sign`, or if
+/// their configuration trusts any: `trust = "repository"` in the table [index]. The same image
+/// gives the same index.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// An ordinary image or an artifact: a registry reference or oci:DIR[:TAG]. The index goes to the same place
+    /// An ordinary image or an artifact: a registry reference or oci:DIR[:TAG]. The index goes to
+    /// the same place
     #[arg(value_name = "IMAGE")]
     image: String,
     #[command(flatten)]

@@ -1,8 +1,8 @@
 //! Restores layers that arrived in pieces once they are complete, and checks them.
 //!
 //! This proves, without any network, whether the layer's tar has the stated digest, and so whether
-//! skeleton, windows and digests of chunks led to the layer's own files. A layer that is a file, of
-//! an artifact, has its own digest. If the statement is wrong, readers of mounted images get errors,
+//! skeleton, windows and digests of chunks led to the layer's own files. A layer that is a file of
+//! an artifact has its own digest. If the statement is wrong, readers of mounted images get errors,
 //! and no new start uses it.
 
 use std::{

@@ -1,7 +1,7 @@
 //! Errors are fine; panics, hangs and memory out of proportion are bugs. What is indexed can be
 //! read where the index says.
 //!
-//! The input is a layer as stored.
+//! The input is a layer as stored: a tar, and then a file of an artifact that its first line names.
 #![no_main]
 
 use std::io::Cursor;
@@ -15,9 +15,16 @@ use lazuli_image::{
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
+    let name = data.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    index_and_read(data, None);
+    index_and_read(data, Some(String::from_utf8_lossy(name).into_owned()));
+});
+
+fn index_and_read(data: &[u8], file: Option<String>) {
     let layer = IndexLayer {
         digest: Algorithm::Sha256.digest(data),
         stored_size: data.len() as u64,
+        file,
         source: Box::new(Cursor::new(data.to_vec())),
     };
     let scratch = std::path::Path::new("/dev/shm");
@@ -46,4 +53,4 @@ fuzz_target!(|data: &[u8]| {
             assert!(chunk.part_of(unit).is_some_and(|part| chunk.digest.matches(part)));
         }
     }
-});
+}

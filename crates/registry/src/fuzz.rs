@@ -17,8 +17,9 @@ pub fn document(raw: &[u8]) {
     let parsed = manifest::parse("a place", Bytes::copy_from_slice(raw), None, None);
     if let Ok(Parsed::Image(image)) = parsed {
         for layer in &image.parsed.layers {
-            let _ = (layer.index_of(), layer.index_tables());
+            let _ = (layer.index_of(), layer.index_tables(), layer.artifact_layer());
         }
+        let _ = image.parsed.is_artifact();
         let _ = image.parsed.guess().map(|guess| guess.decode());
     }
     let _ = Document::new(raw.to_vec(), media_type::MANIFEST).named("a place");

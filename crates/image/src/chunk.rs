@@ -1,6 +1,7 @@
 //! Chunks and the blobs that hold them.
 
 use std::{
+    mem,
     ops::{Deref, DerefMut},
     slice,
     sync::Arc,
@@ -219,6 +220,17 @@ impl<'a> IntoIterator for &'a ChunkList {
 }
 
 impl Blob {
+    /// Returns whether the chunks are all of the blob, byte for byte: it is one file, of an
+    /// artifact.
+    pub fn is_one_file(&self) -> bool {
+        let mut end = Stored(0);
+        let follows = |chunk: &Chunk| {
+            let before = mem::replace(&mut end, chunk.stored_end());
+            chunk.stored == before && chunk.part.is_none() && !chunk.is_compressed()
+        };
+        self.chunks.iter().all(follows) && end.0 == self.stored_size
+    }
+
     /// The chunk with this number.
     pub fn chunk(&self, number: u32) -> Option<&Chunk> {
         let at = self.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()?;

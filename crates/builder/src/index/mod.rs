@@ -45,14 +45,15 @@ use crate::{
     bootstrap_layer::pack_bootstrap,
     build::{check_blobs, stack},
     built_blob::BuiltBlob,
-    error::BuildError,
+    error::{BuildError, SourceError},
     options::{MAX_BLOBS, Options},
     pack::for_each_chunk,
     report::Progress,
     scratch::Scratch,
 };
 
-/// Maximum number of layers of an image that can be indexed: each may need two blobs.
+/// Maximum number of layers of an image that a node makes of indexes or tables of contents: each
+/// had two blobs when it was indexed.
 const MAX_LAYERS: usize = MAX_BLOBS / 2;
 
 /// The index of an image.
@@ -92,10 +93,25 @@ pub fn index(
 ) -> Result<ImageIndex, BuildError> {
     let tars = layers.iter().filter(|layer| layer.file.is_none()).count();
     check_blobs("blobs of layers (two for each tar)", layers.len() + tars)?;
+    if let Some(layer) = in_two_forms(&layers) {
+        let problem = "it is there as a file and as a tar, which one index cannot be of".to_owned();
+        let problem = SourceError::Archive { offset: 0, problem };
+        return Err(BuildError::Layer { layer: layer.to_string(), problem });
+    }
     let names: Vec<_> = layers.iter().map(|layer| layer.digest.to_string()).collect();
     let scratch = Scratch::new(scratch)?;
     let read = read_all(layers, &scratch, threads, progress)?;
     join(read, names)
+}
+
+/// A layer that is there twice, once as a file and once as a tar.
+fn in_two_forms(layers: &[IndexLayer]) -> Option<Digest> {
+    let mut forms = HashMap::new();
+    let is_other = |layer: &&IndexLayer| {
+        let is_file = layer.file.is_some();
+        *forms.entry(layer.digest).or_insert(is_file) != is_file
+    };
+    layers.iter().find(is_other).map(|layer| layer.digest)
 }
 
 /// Makes one image of layers that were read.

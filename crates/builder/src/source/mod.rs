@@ -122,7 +122,7 @@ pub(crate) fn read_tar(
 pub(crate) fn lone_file(path: &str, size: u64) -> Result<Entry, SourceError> {
     let wrong = |problem: String| SourceError::Entry { entry: path.to_owned(), offset: 0, problem };
     let parsed = EntryPath::parse(path.as_bytes()).map_err(|error| wrong(error.to_string()))?;
-    if parsed == EntryPath::default() {
+    if parsed.is_root() {
         return Err(wrong("it names no file".to_owned()));
     }
     let metadata = Metadata { permissions: 0o644, ..Metadata::default() };

@@ -394,6 +394,9 @@ fn a_layer_that_is_a_file_is_indexed_as_it_is() {
         end = chunk.stored_end().0;
     }
     assert_eq!(end, content.len() as u64);
+    assert!(blob.is_one_file());
+    let other = index_of(&[tarball::write(&[Entry::file("model", content.clone())])]).unwrap();
+    assert!(!open(&other).bootstrap.blobs()[0].is_one_file(), "headers are around it");
     let layer = |number: usize, content: &[u8]| Layer {
         name: "layer".into(),
         stored_size: Some(content.len() as u64),
@@ -406,6 +409,14 @@ fn a_layer_that_is_a_file_is_indexed_as_it_is() {
     let merged = merge(layers, CHUNK, Algorithm::Blake3, 2, &()).unwrap();
     let shown = Shown { tree: bootstrap.tree().unwrap(), bootstrap: &bootstrap };
     assert_eq!(compare(&shown, &merged, 5), []);
+}
+
+#[test]
+fn a_layer_that_is_a_file_and_a_tar_is_refused() {
+    let tar = tarball::write(&[Entry::file("a", odd::random(1, 1 << 20))]);
+    let layers = vec![lone_file(1, &tar), IndexLayer { file: None, ..lone_file(1, &tar) }];
+    let error = index(layers, tempfile::tempdir().unwrap().path(), 2, &()).unwrap_err();
+    assert!(error.to_string().contains("as a file and as a tar"), "{error}");
 }
 
 #[test]

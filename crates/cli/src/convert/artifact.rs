@@ -1,7 +1,7 @@
 //! Makes a lazy image of an artifact. Its layers are the image's data as they are: only metadata is
 //! made, which says where each file's chunks are in them.
 
-use std::{mem, thread::available_parallelism};
+use std::{collections::HashSet, mem, thread::available_parallelism};
 
 use anyhow::{Result, bail};
 use lazuli_builder::{
@@ -9,7 +9,7 @@ use lazuli_builder::{
     index::{ImageIndex, index},
 };
 use lazuli_image::{
-    oci::{BlobLayer, IndexedLayer, LazyImage},
+    oci::{BlobLayer, IndexedLayer, LazyImage, Manifest},
     rafs::Bootstrap,
 };
 use lazuli_registry::BlobContent;
@@ -71,7 +71,7 @@ impl Conversion<'_> {
         let files = indexed.inodes;
         let own = push::take_indexed(&mut indexed);
         let made = bootstrap.size() + own.iter().map(|(_, size, _)| size).sum::<u64>();
-        let blobs = own.into_iter().chain(self.layers_as_blobs()).collect();
+        let blobs = own.into_iter().chain(self.layers_as_blobs(&image)?).collect();
         let (target, mount_from) = (&*self.target, mount_source(&self.request));
         let pushed = push::push(target, blobs, bootstrap, image, mount_from, signer.as_ref());
         let uploaded = self.runtime.block_on(pushed)?;
@@ -97,14 +97,13 @@ impl Conversion<'_> {
         Ok(LazyImage::with_indexes(config, &indexes, &data, layer, diff_id, annotations)?)
     }
 
-    /// The layers of the artifact, which the target may lack.
-    fn layers_as_blobs(&self) -> Vec<push::Blob> {
-        let Some((manifest, repository)) = &self.source.image else { return Vec::new() };
-        let layers = manifest
-            .parsed
-            .layers
-            .iter()
-            .map(|layer| (layer.digest, layer.size, BlobContent::Stored(repository.clone())));
-        layers.collect()
+    /// Those of the artifact's layers that the image has, each once. The target may lack them.
+    fn layers_as_blobs(&self, image: &LazyImage) -> Result<Vec<push::Blob>> {
+        let Some((manifest, repository)) = &self.source.image else { return Ok(Vec::new()) };
+        let listed = Manifest::parse(&image.manifest)?.layers;
+        let mut missing: HashSet<_> = listed.iter().map(|layer| layer.digest).collect();
+        let layers = manifest.parsed.layers.iter().filter(|layer| missing.remove(&layer.digest));
+        let content = || BlobContent::Stored(repository.clone());
+        Ok(layers.map(|layer| (layer.digest, layer.size, content())).collect())
     }
 }

@@ -150,6 +150,8 @@ fn an_artifact_becomes_an_image_whose_data_is_its_layers() {
             let mountpoint = lazuli.directory("mnt");
             let at = mountpoint.to_str().unwrap();
             lazuli.ok(["mount", image, at, "--driver", driver]);
+            let total = lazuli.mount_status(&mountpoint)["bytes_total"].as_u64().unwrap();
+            assert!((5 << 20..6 << 20).contains(&total), "{total}");
             if image == &images[0] {
                 assert_read_in_parts(&registry, &mountpoint);
             }
@@ -244,21 +246,41 @@ fn forge(layout: &Path, digest: Digest, other: &[u8]) {
     fs::write(layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
 }
 
-/// The layer's own digest is checked when all of the file is here.
+/// The layer's own digest is checked when all of the file is here, and what is found out concerns
+/// no other image that has the layer.
 #[test]
 fn a_file_that_is_not_its_layer_is_found_out() {
     for driver in drivers::here() {
         let lazuli = Lazuli::new();
         let (right, other) = (weights(), odd::random(2, weights().len()));
-        forge(&lazuli.path("layout"), Algorithm::Sha256.digest(&right), &other);
-        let mountpoint = lazuli.directory("mnt");
-        let at = mountpoint.to_str().unwrap();
-        lazuli.ok(["mount", "oci:layout:1", at, "--driver", driver]);
-        let file = mountpoint.join("model");
+        let digest = Algorithm::Sha256.digest(&right);
+        forge(&lazuli.path("right"), digest, &right);
+        forge(&lazuli.path("wrong"), digest, &other);
+        let mount = |layout: &str, directory: &str| {
+            let (image, at) = (format!("oci:{layout}:1"), lazuli.directory(directory));
+            lazuli.ok(["mount", &image, at.to_str().unwrap(), "--driver", driver]);
+            at
+        };
+        let [honest, lying] = [mount("right", "a"), mount("wrong", "b")];
+        assert!(fs::read(honest.join("model")).unwrap() == right);
+        let file = lying.join("model");
         assert!(fs::read(&file).unwrap() == other);
         until("reads fail", || fs::read(&file).is_err_and(|e| e.raw_os_error() == Some(5)));
-        lazuli.ok(["umount", at]);
-        let error = lazuli.fails(["mount", "oci:layout:1", at, "--driver", driver]);
-        assert!(error.contains("not those of layer"), "{error}");
+        let refused = || {
+            let at = lazuli.directory("c");
+            let error =
+                lazuli.fails(["mount", "oci:wrong:1", at.to_str().unwrap(), "--driver", driver]);
+            assert!(error.contains("not those of layer"), "{error}");
+        };
+        refused();
+        lazuli.kill(lazuli.worker());
+        refused();
+        assert!(fs::read(&file).is_err_and(|error| error.raw_os_error() == Some(5)));
+        assert!(fs::read(honest.join("model")).unwrap() == right);
+        let again = mount("right", "d");
+        assert!(fs::read(again.join("model")).unwrap() == right);
+        for at in [honest, lying, again] {
+            lazuli.ok(["umount", at.to_str().unwrap()]);
+        }
     }
 }

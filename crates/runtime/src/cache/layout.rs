@@ -28,6 +28,7 @@ pub(crate) struct Layout {
     blob: Blob,
     file_size: u64,
     digest: Digest,
+    is_one_file: bool,
 }
 
 impl Layout {
@@ -70,7 +71,8 @@ impl Layout {
             }
             before = Some(chunk);
         }
-        Ok(Layout { blob: blob.clone(), file_size, digest: digest(blob) })
+        let (digest, is_one_file) = (digest(blob), blob.is_one_file());
+        Ok(Layout { blob: blob.clone(), file_size, digest, is_one_file })
     }
 
     pub(crate) fn blob(&self) -> &Blob {
@@ -84,6 +86,11 @@ impl Layout {
     /// Decoded bytes in whole blocks: the size of the cache file.
     pub(crate) fn file_size(&self) -> u64 {
         self.file_size
+    }
+
+    /// See [`Blob::is_one_file`].
+    pub(crate) fn is_one_file(&self) -> bool {
+        self.is_one_file
     }
 
     /// Digest of the whole description.

@@ -35,12 +35,12 @@ pub enum DaemonError {
         /// The image.
         image: String,
     },
-    /// An index says something wrong of its layer.
+    /// Its metadata leads to another file than a layer.
     #[error(
-        "its index leads to bytes that are not those of layer {layer}, as was found when all of them \
-         were here: make the index again with `lazuli index`, or the image with `lazuli convert`"
+        "its metadata leads to bytes that are not those of layer {layer}, as was found when all of \
+         them were here: make it again, with `lazuli index` or `lazuli convert`"
     )]
-    WrongIndex {
+    WrongFile {
         /// The layer.
         layer: Digest,
     },

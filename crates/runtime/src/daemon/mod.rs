@@ -243,6 +243,7 @@ impl Worker {
             tokio::spawn(failed_reads::log(Arc::downgrade(&node), reads));
         }
         tokio::spawn(ordinary::restore_layer::keep_checking(Arc::downgrade(&node), wrong));
+        tokio::spawn(ordinary::whole_file::keep_checking(Arc::downgrade(&node)));
         tokio::spawn(ordinary::index_unpacked::keep_indexing(Arc::downgrade(&node)));
         tokio::spawn(refresh_routes::keep_current(Arc::downgrade(&node)));
         node.serve_layers(layers).await;

@@ -258,7 +258,9 @@ impl StoredImage {
             return Err(ImageError::UnlistedBlob { image, blob });
         }
         let records = bootstrap.blobs().iter().zip(bootstrap.tails());
-        let indexed = records.filter(|(_, tail)| tail.index.is_some());
+        // The image that was made of an artifact lists the layers beside their indexes.
+        let is_beside = |blob: &Digest| !listed(blob);
+        let indexed = records.filter(|(blob, tail)| tail.index.is_some() && is_beside(&blob.id));
         let indexed_bytes: u64 = indexed.map(|(blob, _)| blob.stored_size).sum();
         let is_seekable = bootstrap.origin() == Origin::Seekable;
         let lazy = match manifest.lazy_base() {

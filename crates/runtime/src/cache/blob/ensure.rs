@@ -106,7 +106,8 @@ impl CachedBlob {
     fn note_request(self: &Arc<Self>, chunks: Range<usize>) {
         self.residency.asked().note(chunks.clone());
         self.listeners.tell(&chunks);
-        let ahead = self.runs.reached(self.layout.chunks(), &chunks, || self.window());
+        let ahead =
+            self.runs.reached(self.layout.chunks(), &chunks, LARGEST_WINDOW, || self.window());
         if !ahead.is_empty() {
             // Not here: the thread that reads the kernel's events calls this.
             let blob = self.clone();
@@ -122,9 +123,8 @@ impl CachedBlob {
         }
     }
 
-    /// Stored bytes to read ahead of a run: several times what the link carries in a round trip.
-    /// The parts of a window share the link and end at about the same time, and its reader takes
-    /// all of it at once.
+    /// Stored bytes to read ahead of a run: several times what the link carries in a round trip,
+    /// since the requests of a window share the link, and its reader waits for the first one.
     fn window(&self) -> u64 {
         let sources = self.sources();
         let round_trip = sources.iter().find_map(|source| source.round_trip()).unwrap_or_default();

@@ -108,7 +108,7 @@ impl CachedBlob {
         let (store, found) = Store::open(dir, &layout, cache)?;
         let chunks = layout.chunks().len();
         let sealed: &[u64] = if found.sealed { &found.durable } else { &[] };
-        let runs = Runs::of(layout.chunks(), layout.blob().stored_size);
+        let runs = Runs::new(layout.is_one_file());
         let residency = Residency::new(chunks, &found.known, sealed, cache.clock.clone());
         let blob = Arc::new(CachedBlob {
             key: BlobKey::new(),
@@ -266,6 +266,21 @@ impl CachedBlob {
     /// The path of [`CachedBlob::file`].
     pub fn path(&self) -> PathBuf {
         self.file.store().data_path()
+    }
+
+    /// The digest of this description of it.
+    pub(crate) fn description(&self) -> Digest {
+        *self.layout.digest()
+    }
+
+    /// See [`lazuli_image::Blob::is_one_file`].
+    pub(crate) fn is_one_file(&self) -> bool {
+        self.layout.is_one_file()
+    }
+
+    /// All of its chunks.
+    pub(crate) fn chunks(&self) -> &[Chunk] {
+        self.layout.chunks()
     }
 
     /// Bytes of [`CachedBlob::file`]: all decoded bytes, in whole blocks.

@@ -116,6 +116,7 @@ impl Node {
         stored.must_be_whole(repository.describe())?;
         let directory = stored.directory.clone();
         let served = self.serve(stored, &verified, route).await?;
+        self.refuse_wrong_files(&served)?;
         job.lock().image = Some(served.clone());
         let fetched = crate::prefetch::fast(&self.prefetcher, &served.weak_blobs()).await;
         fetched.map_err(|source| DaemonError::Prefetch { image: request.image, source })?;

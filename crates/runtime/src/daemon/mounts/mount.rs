@@ -147,11 +147,11 @@ impl Node {
             () = self.mounts.stopping() => return Err(DaemonError::Stopping),
             () = cancelled => return Err(DaemonError::Stopping),
         };
-        self.refuse_wrong_indexes(&stored)?;
         let config = stored.config.clone();
         let manifest_digest = stored.manifest_digest;
         let proven = possession::prove(&stored, &name, &options, &*repository, &self.cache).await?;
         let image = self.serve(stored, &verified, route).await?;
+        self.refuse_wrong_files(&image)?;
         drop(proven);
         if self.admission.logins.of(&mountpoint).is_some() {
             possession::keep_private(&image, &*repository)?;

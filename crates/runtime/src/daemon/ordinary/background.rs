@@ -49,12 +49,17 @@ impl<R> Yielding<R> {
     }
 }
 
+/// Waits while readers of the cache wait. Blocks.
+pub(super) fn give_way(cache: &Cache) {
+    let begun = Instant::now();
+    while cache.is_awaited() && begun.elapsed() < LONGEST {
+        thread::sleep(PAUSE);
+    }
+}
+
 impl<R: Read> Read for Yielding<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let begun = Instant::now();
-        while self.cache.is_awaited() && begun.elapsed() < LONGEST {
-            thread::sleep(PAUSE);
-        }
+        give_way(&self.cache);
         self.inner.read(buffer)
     }
 }

@@ -19,6 +19,7 @@
 //!         └─ lower_layers    mounts for containerd
 //! toc_layer                  layers by their tables of contents
 //! restore_layer              layers that have become complete
+//! whole_file                 files of artifacts that have become complete
 //! ```
 
 mod access;
@@ -40,4 +41,5 @@ pub(super) mod state;
 mod store;
 pub(super) mod toc_layer;
 mod vouched;
+pub(super) mod whole_file;
 mod whole_layer;

@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use lazuli_image::{BlobIndex, Chunk, Decoded, Digest, Stored, rafs::Bootstrap};
+use lazuli_image::{BlobIndex, Decoded, Digest, rafs::Bootstrap};
 use lazuli_registry::Repository;
 use lazuli_sys::mmap::Map;
 use tokio::{runtime::Handle, sync::Mutex};
@@ -276,20 +276,6 @@ impl ServedImage {
         let mut blobs = bootstrap.blobs().iter().zip(bootstrap.tails());
         let (_, tail) = blobs.find(|(blob, _)| blob.id == *layer)?;
         tail.index.map(|index| index.digest)
-    }
-
-    /// The chunks of a layer that are all of it, byte for byte, as those of an artifact's file are:
-    /// their digest is the layer's.
-    pub(in crate::daemon) fn chunks_of_file(&self, layer: &Digest) -> Option<&[Chunk]> {
-        let blob = self.stored.bootstrap.blobs().iter().find(|blob| blob.id == *layer)?;
-        let mut end = Stored(0);
-        for chunk in blob.chunks.iter() {
-            if chunk.stored != end || chunk.part.is_some() || chunk.is_compressed() {
-                return None;
-            }
-            end = chunk.stored_end();
-        }
-        (end.0 == blob.stored_size).then_some(&blob.chunks[..])
     }
 
     /// The layer that this index leads to, if the image has it.

@@ -289,6 +289,7 @@ def model_volume(cluster):
     mount = cluster.mount_of(f"{OPEN}/model")
     expect(mount, "the model is not mounted lazily")
     here = mount["bytes_fetched"] >> 20
+    expect(here < 64, f"{here} MiB were fetched before anything was read")
     expect(cluster.exec("pod", "cat", "/model/config.json") == "{}", "a file of the model has another content")
     said = cluster.exec("pod", "sha256sum", "/model/model-1.safetensors").split()[0]
     expect(said == hashlib.sha256(weights).hexdigest(), "the weights are others")

@@ -54,6 +54,7 @@ const ORDINARY: &str = "ordinary";
 const HELD: &str = "held";
 const IMAGES: &str = "images";
 const WRONG: &str = "wrong";
+const FILES: &str = "files";
 const UNPACKED: &str = "unpacked";
 const SPOOLS: &str = "spools";
 
@@ -139,7 +140,7 @@ pub(super) struct IndexStore {
 impl IndexStore {
     /// Opens or creates `root`, for a node with a `bundle`.
     pub(super) fn open(root: PathBuf, bundle: &Path) -> io::Result<Self> {
-        for part in [BLOBS, LAYERS, ORDINARY, HELD, IMAGES, WRONG, UNPACKED, SPOOLS] {
+        for part in [BLOBS, LAYERS, ORDINARY, HELD, IMAGES, WRONG, FILES, UNPACKED, SPOOLS] {
             DirBuilder::new().recursive(true).mode(0o700).create(root.join(part))?;
         }
         let bundle = IndexStore { root: bundle.join(INDEXES), bundle: None };
@@ -289,6 +290,17 @@ impl IndexStore {
     /// Marks an index as wrong. No statement by any key makes the node use it again.
     pub(super) fn note_wrong(&self, index: &Digest) -> io::Result<()> {
         self.write(WRONG, index, b"")
+    }
+
+    /// Whether a layer that is one file is what this description of it says, if that is known.
+    pub(super) fn is_right_file(&self, description: &Digest) -> Option<bool> {
+        self.read(FILES, description)
+    }
+
+    /// Notes that.
+    pub(super) fn note_file(&self, description: &Digest, is_right: bool) -> io::Result<()> {
+        self.write(FILES, description, &serde_json::to_vec(&is_right)?)?;
+        eviction::limit_records(self, FILES, description, RECORDS)
     }
 
     /// The path of a layer's stored bytes while they are fetched from a repository.

@@ -41,6 +41,10 @@ const FETCHED_BY_OTHERS: u64 = 32 << 20;
 /// Stored bytes of the least request ahead of a long run.
 const PART: u64 = 1 << 20;
 
+/// The same for chunks in units: what begins within a piece of a gzip layer is fetched from the
+/// point before it on, so that each request costs up to a piece more.
+const PART_OF_UNITS: u64 = Planner::NODE.max_request;
+
 /// A window is requested in so many parts, unless these are smaller than [`PART`].
 const PARTS: u64 = 8;
 
@@ -133,23 +137,30 @@ impl Runs {
         let nearest = runs.iter_mut().filter(is_reached).min_by_key(|run| run.end);
         let Some(run) = nearest else { return 0..0 };
         let (there, before) = (ahead(run), run.end);
+        let part = part(&chunks[before - 1]);
         // Most reads end here, without a question about the link.
-        if there + PART > run.total.min(most) {
+        if there + part > run.total.min(most) {
             return 0..0;
         }
         let allowed = run.total.min(window());
-        if there + (allowed / PARTS).max(PART) <= allowed {
+        if there + (allowed / PARTS).max(part) <= allowed {
             run.extend(chunks, allowed - there, |_| true);
         }
         before..run.end
     }
 }
 
+/// Stored bytes of the least request ahead for chunks like this one.
+fn part(chunk: &Chunk) -> u64 {
+    if chunk.part.is_some() { PART_OF_UNITS } else { PART }
+}
+
 /// Divides chunks that are read ahead into requests: each asks for twice as many bytes as the one
 /// before it, and for so many as one connection carries well at most. They share the link, so the
 /// first ends first, and its reader has the next ones sent while the last are on their way.
 pub(super) fn requests(chunks: &[Chunk], ahead: Range<usize>) -> Vec<Range<usize>> {
-    let (mut requests, mut size) = (Vec::new(), PART);
+    let mut size = chunks.get(ahead.start).map_or(PART, part);
+    let mut requests = Vec::new();
     let mut rest = ahead;
     while !rest.is_empty() {
         let mut bytes = 0;
@@ -350,6 +361,24 @@ mod tests {
         assert_eq!(counts(0..150), [10, 20, 40, 40, 40]);
         assert_eq!(counts(7..8), [1]);
         assert!(counts(7..7).is_empty());
+    }
+
+    #[test]
+    fn requests_do_not_cut_units() {
+        let mut chunks = chunks(201);
+        for unit in chunks.chunks_mut(3) {
+            let (stored, size) = (unit[0].stored, 3 * unit[0].decoded_size);
+            let stored_size = unit.iter().map(|chunk| chunk.stored_size).sum();
+            for (chunk, number) in unit.iter_mut().zip(0..) {
+                let offset = number * chunk.decoded_size;
+                (chunk.stored, chunk.stored_size) = (stored, stored_size);
+                chunk.part = Some(lazuli_image::chunk::Part { offset, size });
+            }
+        }
+        let requests = requests(&chunks, 0..150);
+        assert!(requests.iter().all(|request| request.start % 3 == 0 && request.end % 3 == 0));
+        let counts: Vec<_> = requests.iter().map(|request| request.len()).collect();
+        assert_eq!(counts, [42, 42, 42, 24], "4 MiB each");
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! This proves, without any network, whether the layer's tar has the stated digest, and so whether
 //! skeleton, windows and digests of chunks led to the layer's own files. If not, the statement is
 //! wrong: readers of mounted images get errors, and no new start uses it. Only content that the
-//! index itself describes says something of it: another image may describe the layer in another way,
-//! and chunks may be evicted meanwhile.
+//! index itself describes says something of it: another image may describe the layer in another
+//! way, and chunks may be evicted meanwhile.
 
 use std::{
     collections::HashSet,
@@ -159,4 +159,70 @@ pub(super) fn condemn(
     blob.condemn()?;
     blob.forget_pages();
     image.forget_missing(mountpoint)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Cursor, path::Path};
+
+    use lazuli_builder::index::{IndexLayer, KnownLayer, index_while_reading};
+    use lazuli_image::{Algorithm, Blob};
+    use lazuli_testkit::{
+        odd::random,
+        tarball::{self, Entry},
+    };
+
+    use super::*;
+    use crate::{
+        cache::{Cache, Settings},
+        image::from_indexes::blob_of,
+    };
+
+    /// A layer of one file, with its index and the blob that this describes.
+    fn layer(content: &[u8]) -> (KnownLayer, Blob) {
+        let stored = tarball::write(&[Entry::file("file", content)]);
+        let (digest, stored_size) = (Algorithm::Sha256.digest(&stored), stored.len() as u64);
+        let source = Box::new(Cursor::new(stored));
+        let layer = IndexLayer { digest, stored_size, file: None, source };
+        let read = index_while_reading(layer, &mut |_, _| Ok(())).unwrap();
+        let (diff_id, index) = (read.diff_id, read.index.bytes);
+        let known = KnownLayer { digest, stored_size, diff_id, index };
+        let blob = blob_of(known.clone()).unwrap().unwrap();
+        (known, blob)
+    }
+
+    fn complete(cache: &Cache, blob: &Blob, content: &[u8]) -> Arc<CachedBlob> {
+        let incoming = cache.incoming().unwrap();
+        incoming.write(blob.chunks[0].decoded, content).unwrap();
+        cache.import(incoming, blob).unwrap()
+    }
+
+    fn open(directory: &Path) -> (IndexStore, Arc<Cache>) {
+        let store = IndexStore::open(directory.join("indexes"), &directory.join("bundle"));
+        (store.unwrap(), Cache::open(&directory.join("cache"), Settings::default()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn only_content_that_an_index_describes_shows_that_it_is_wrong() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, cache) = open(directory.path());
+        let [content, other] = [1, 2].map(|seed| random(seed, 300_000));
+        let (known, blob) = layer(&content);
+        let index = store.keep_index(&known.index).unwrap();
+        let record = LayerRecord { diff_id: known.diff_id, index, is_proven: false };
+        // Another image says that the layer has other content.
+        let mut lie = blob.clone();
+        for chunk in lie.chunks.to_mut() {
+            chunk.digest = Algorithm::Blake3.digest(&other);
+        }
+        let of_other = complete(&cache, &lie, &other);
+        assert_eq!(check(&store, &of_other, record), None);
+        assert!(!store.is_wrong(&index) && store.layer(&known.digest).is_none());
+        let cached = complete(&cache, &blob, &content);
+        let stated = LayerRecord { diff_id: Algorithm::Sha256.digest(b"another tar"), ..record };
+        assert_eq!(check(&store, &cached, record), Some(true));
+        assert!(store.layer(&known.digest).unwrap().is_proven);
+        assert_eq!(check(&store, &cached, stated), Some(false));
+        assert!(store.is_wrong(&index));
+    }
 }

@@ -178,6 +178,7 @@ fn a_healed_daemon_serves_again() {
     };
     let blob = format!("/v2/app/blobs/{}", scene.digest);
     let silent = || get_within(SILENCE, &daemon.proxy(), &blob, &[]).is_err();
+    let listens = || TcpStream::connect(daemon.proxy().trim_start_matches("http://")).is_ok();
     works();
     for (fault, lives) in [(Fault::Hung, false), (Fault::Stuck, true), (Fault::Gone, false)] {
         daemon.set(fault);
@@ -185,7 +186,8 @@ fn a_healed_daemon_serves_again() {
         assert_eq!(healthy(if lives { PATIENCE } else { SILENCE }), lives, "{fault:?}");
         daemon.heal();
         let begun = Instant::now();
-        while !healthy(PATIENCE) {
+        // Its two ports come back one after the other.
+        while !healthy(PATIENCE) || !listens() {
             assert!(begun.elapsed() < PATIENCE, "{fault:?}");
         }
         works();

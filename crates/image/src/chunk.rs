@@ -220,15 +220,15 @@ impl<'a> IntoIterator for &'a ChunkList {
 }
 
 impl Blob {
-    /// Returns whether the chunks are all of the blob, byte for byte: it is one file, of an
-    /// artifact.
+    /// Returns whether this is an unconverted layer whose chunks are all of it, byte for byte: one
+    /// file, of an artifact. A tar has headers as well.
     pub fn is_one_file(&self) -> bool {
         let mut end = Stored(0);
         let follows = |chunk: &Chunk| {
             let before = mem::replace(&mut end, chunk.stored_end());
             chunk.stored == before && chunk.part.is_none() && !chunk.is_compressed()
         };
-        self.chunks.iter().all(follows) && end.0 == self.stored_size
+        self.codec == Codec::Gzip && self.chunks.iter().all(follows) && end.0 == self.stored_size
     }
 
     /// The chunk with this number.

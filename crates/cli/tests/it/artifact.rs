@@ -9,13 +9,14 @@ use lazuli_image::{
     oci::{BlobLayer, ImageConfig, IndexedLayer, LazyImage, Platform},
 };
 use lazuli_testkit::{
+    kernel::{Feature, require},
     odd,
     registry::{FakeRegistry, runs},
     tarball::{self, Body, Entry, SparseFormat},
 };
 use serde_json::{Value, json};
 
-use crate::{drivers, lazuli::Lazuli, loop_devices::until};
+use crate::{drivers, lazuli::Lazuli, loop_devices::until, policy::signer::Signer};
 
 const TRUST: &str = "[index]\ntrust = \"repository\"\n[fetch]\namplify_bytes = 0\n";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -134,6 +135,30 @@ fn an_artifact_is_mounted_by_its_own_name_with_an_index() {
         lazuli.ok(["check", &name, "--against", &name]);
         assert_eq!(registry.violations(), Vec::<String>::new());
     }
+}
+
+#[test]
+fn a_signed_index_of_an_artifact_is_used_by_default() {
+    if !drivers::able("fuse") || !require(Feature::Program("openssl")) {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let registry = FakeRegistry::start().unwrap();
+    let name = store(&registry, &model());
+    let [good, evil] = ["good", "evil"].map(|key| Signer::new(&lazuli.directory(""), key));
+    let policy = lazuli.path("policy.toml");
+    let rule = format!("default = {{ accept = true, statements = [{:?}] }}", good.public());
+    fs::write(&policy, rule).unwrap();
+    lazuli.configure_all(&format!("policy = {policy:?}"));
+    let mountpoint = lazuli.directory("mnt");
+    let at = mountpoint.to_str().unwrap();
+    lazuli.ok(["index", &name, "--sign", evil.private().to_str().unwrap()]);
+    let error = lazuli.fails(["mount", &name, at, "--driver", "fuse"]);
+    assert!(error.contains("not a lazy image"), "{error}");
+    lazuli.ok(["index", &name, "--sign", good.private().to_str().unwrap()]);
+    lazuli.ok(["mount", &name, at, "--driver", "fuse"]);
+    assert_model(&mountpoint);
+    lazuli.ok(["umount", at]);
 }
 
 #[test]

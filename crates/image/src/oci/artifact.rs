@@ -4,7 +4,7 @@
 //! manifest ─ artifactType, or a config that is no image's
 //!          └ layers[n]    a file as it is, or a tar; named by an annotation
 //! ```
-//! Read are ModelPack, KitOps, ORAS, Ollama and Docker's model runner, and whatever names its
+//! The rules cover ModelPack, KitOps, ORAS, Ollama and Docker Model Runner, and tools that name
 //! layers as one of these does.
 
 use super::{Descriptor, Manifest, annotation, media_type};
@@ -25,7 +25,13 @@ impl Manifest {
         if self.lazy_base().is_some() {
             return false;
         }
-        let configs = [media_type::CONFIG, media_type::DOCKER_CONFIG, media_type::LAZY_CONFIG];
+        let configs = [
+            media_type::CONFIG,
+            media_type::DOCKER_CONFIG,
+            media_type::LAZY_CONFIG,
+            media_type::UNTYPED,
+            "",
+        ];
         self.artifact_type.is_some()
             || !configs.contains(&self.config.media_type.as_str())
             || !self.layers.is_empty() && !self.layers.iter().any(Descriptor::is_tar)
@@ -114,6 +120,7 @@ mod tests {
         let image = |config| manifest(config, vec![layer(media_type::LAYER_GZIP, &[])]);
         assert!(!image(media_type::CONFIG).is_artifact());
         assert!(!image(media_type::DOCKER_CONFIG).is_artifact());
+        assert!(!image(media_type::UNTYPED).is_artifact(), "old registries call it so");
         assert!(!manifest(media_type::CONFIG, Vec::new()).is_artifact());
         assert!(image(media_type::EMPTY).is_artifact());
         let typed = Some("application/vnd.cncf.model.manifest.v1+json".to_owned());

@@ -75,6 +75,8 @@ pub mod media_type {
     /// Configuration of a lazy image, from converters that mark it so that other runtimes don't try
     /// to run the image.
     pub const LAZY_CONFIG: &str = "application/vnd.nydus.image.config.v1+json";
+    /// Bytes of any kind: how registries and clients of 2016 described image configurations.
+    pub const UNTYPED: &str = "application/octet-stream";
     /// The empty object of two bytes, `{}`, for documents without content.
     pub const EMPTY: &str = "application/vnd.oci.empty.v1+json";
     /// Docker's image manifest.

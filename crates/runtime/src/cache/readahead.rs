@@ -1,11 +1,11 @@
 //! Readahead: what to fetch when readers continue where their last miss ended.
 //!
-//! A run begins with misses. Once it is long, its reader finds everything ready: a window of bytes
-//! before it is requested always, a part at a time, so that the link is never idle.
+//! A run begins with misses. Once it is long, a window of bytes ahead of its reader is always
+//! requested or ready, and grows part by part as the reader moves on: the link is never idle.
 //!
 //! ```text
-//! read ────────┤ reader ├──────── window ────────┤ next part
-//!                                               end
+//! read ──┤ reader ├────── window ──────┤ next part
+//!                                     end
 //! ```
 
 use std::{collections::VecDeque, ops::Range, sync::Mutex};
@@ -114,8 +114,8 @@ impl Runs {
     }
 
     /// Returns the chunks to read ahead when a reader asks for `wanted`, which is ready or on its
-    /// way: if a long run ends less than `window` bytes behind it, those that are lacking. Some may
-    /// be ready. A window has `most` bytes at most.
+    /// way: if less than `window` bytes of a long run are requested ahead of it, the next ones.
+    /// Some may be ready. A window has `most` bytes at most.
     pub(super) fn reached(
         &self,
         chunks: &[Chunk],
@@ -155,9 +155,9 @@ fn part(chunk: &Chunk) -> u64 {
     if chunk.part.is_some() { PART_OF_UNITS } else { PART }
 }
 
-/// Divides chunks that are read ahead into requests: each asks for twice as many bytes as the one
-/// before it, and for so many as one connection carries well at most. They share the link, so the
-/// first ends first, and its reader has the next ones sent while the last are on their way.
+/// Divides chunks that are read ahead into requests. Each asks for twice as many bytes as the one
+/// before it, up to the largest request. They share the link, so the first one ends first, and its
+/// reader causes the next requests while the last ones are still on their way.
 pub(super) fn requests(chunks: &[Chunk], ahead: Range<usize>) -> Vec<Range<usize>> {
     let mut size = chunks.get(ahead.start).map_or(PART, part);
     let mut requests = Vec::new();

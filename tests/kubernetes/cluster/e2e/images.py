@@ -1,14 +1,17 @@
 """Images for the scenarios, in the node's registries."""
 
-import hashlib
 import io
-import json
 import os
 import shutil
+import sys
 import tarfile
 
 from .docs import REPOSITORY
 from .shell import run
+
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+
+from lab.oci import Layout  # noqa: E402
 
 OPEN, PRIVATE = "127.0.0.1:5000", "127.0.0.1:5001"
 NODE_IMAGE = f"{OPEN}/lazuli-node"
@@ -93,26 +96,17 @@ class Images:
 
     def model(self, files):
         """An artifact as ModelPack's tools make it, and the image made of it, which is returned."""
-        layout = self.scratch / "model"
-        blobs = layout / "blobs/sha256"
-        blobs.mkdir(parents=True)
-
-        def store(media_type, content, **more):
-            digest = hashlib.sha256(content).hexdigest()
-            (blobs / digest).write_bytes(content)
-            return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(content)} | more
-
-        raw, kind = "application/vnd.cncf.model.weight.v1.raw", "application/vnd.oci.image.manifest.v1+json"
-        layers = [store(raw, content, annotations={"org.cncf.model.filepath": path}) for path, content in files.items()]
-        config = store("application/vnd.cncf.model.config.v1+json", b"{}")
-        manifest = {"schemaVersion": 2, "mediaType": kind, "artifactType": "application/vnd.cncf.model.manifest.v1+json",
-                    "config": config, "layers": layers}
-        named = store(kind, json.dumps(manifest).encode(), annotations={"org.opencontainers.image.ref.name": "1"})
-        (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [named]}))
-        (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-        for verb, source, target in (("copy", f"oci:{layout}:1", f"{OPEN}/model:1"), ("convert", f"{OPEN}/model:1", f"{OPEN}/model:volume")):
+        layout = Layout.create(self.scratch / "model")
+        layers = []
+        for path, content in files.items():
+            (self.scratch / "file").write_bytes(content)
+            annotations = {"org.cncf.model.filepath": path}
+            layers.append(layout.add_file(self.scratch / "file", "application/vnd.cncf.model.weight.v1.raw", annotations=annotations))
+            (self.scratch / "file").unlink()
+        layout.add_artifact("application/vnd.cncf.model.manifest.v1+json", layers)
+        for verb, source, target in (("copy", f"oci:{layout.directory}:latest", f"{OPEN}/model:1"), ("convert", f"{OPEN}/model:1", f"{OPEN}/model:volume")):
             self.node.beside("env", f"TMPDIR={self.scratch}", self.lazuli, "--root", self.scratch / "convert", verb, source, target)
-        shutil.rmtree(layout)
+        shutil.rmtree(layout.directory)
         return f"{OPEN}/model:volume"
 
     def with_ballast(self, name, content, target):

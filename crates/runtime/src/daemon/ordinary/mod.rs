@@ -26,6 +26,7 @@ mod access;
 mod background;
 mod begin;
 pub(super) mod bundle;
+mod checks;
 mod content_store;
 pub(super) mod index_unpacked;
 mod known_parts;

@@ -7,24 +7,23 @@
 //! way, and chunks may be evicted meanwhile.
 
 use std::{
-    collections::HashSet,
     io,
     os::unix::fs::FileExt as _,
+    path::Path,
     sync::{Arc, Weak},
-    time::Duration,
 };
 
 use lazuli_builder::index::diff_id;
 use lazuli_image::{Chunk, Digest, rafs::ReadIndex};
 
-use super::store::{IndexStore, LayerRecord};
+use super::{
+    checks::{Checks, PAUSE},
+    store::{IndexStore, LayerRecord},
+};
 use crate::{
     cache::CachedBlob,
     daemon::{node::Node, served::image::ServedImage},
 };
-
-/// The pause between checks for complete layers.
-const PAUSE: Duration = Duration::from_secs(2);
 
 /// Checks layers as they become complete, for as long as the node serves. Layers with the indexes
 /// `wrong` have not been served since this worker began.
@@ -33,15 +32,15 @@ pub(in crate::daemon) async fn keep_checking(node: Weak<Node>, wrong: Vec<Digest
         let Some(node) = node.upgrade() else { return };
         node.condemn(&index).await;
     }
-    // Indexes with a final result.
-    let mut done = HashSet::new();
+    // By their indexes.
+    let mut checks = Checks::default();
     loop {
         tokio::time::sleep(PAUSE).await;
         let Some(node) = node.upgrade() else { return };
         for image in node.images.all().await {
             for blob in image.blobs() {
                 let Some(index) = image.index_of(&blob.id()) else { continue };
-                if done.contains(&index) || !blob.is_complete() {
+                if !checks.is_due(&index) || !blob.is_complete() {
                     continue;
                 }
                 let store = node.ordinaries.store.clone();
@@ -53,12 +52,12 @@ pub(in crate::daemon) async fn keep_checking(node: Weak<Node>, wrong: Vec<Digest
                 let check = move || check(&store, &blob, record);
                 match tokio::task::spawn_blocking(check).await {
                     Ok(Some(is_right)) => {
-                        done.insert(index);
+                        checks.finish(index);
                         if !is_right {
                             node.condemn(&index).await;
                         }
                     }
-                    Ok(None) => {}
+                    Ok(None) => checks.put_off(index),
                     Err(error) => tracing::error!(%error, "a layer is not checked"),
                 }
             }
@@ -137,33 +136,30 @@ impl Node {
     async fn condemn(&self, index: &Digest) {
         for (mountpoint, image) in self.mounts.served().await {
             let Some(blob) = image.blob_of_index(index) else { continue };
-            let condemned = {
-                let (image, mountpoint) = (image.clone(), mountpoint.clone());
-                tokio::task::spawn_blocking(move || condemn(&blob, &image, &mountpoint)).await
-            };
-            let mountpoint = mountpoint.display();
-            match condemned {
-                Ok(Ok(())) => tracing::error!(%mountpoint, "its readers get errors now"),
-                Ok(Err(error)) => tracing::error!(%mountpoint, %error, "cannot be cut off"),
-                Err(error) => tracing::error!(%mountpoint, %error, "cannot be cut off"),
-            }
+            cut_off(&blob, &image, &mountpoint).await;
         }
     }
 }
 
-pub(super) fn condemn(
-    blob: &CachedBlob,
-    image: &Arc<ServedImage>,
-    mountpoint: &std::path::Path,
-) -> std::io::Result<()> {
-    blob.condemn()?;
-    blob.forget_pages();
-    image.forget_missing(mountpoint)
+/// Makes all reads of a blob fail, and those at this mount of an image that has it.
+pub(super) async fn cut_off(blob: &Arc<CachedBlob>, image: &Arc<ServedImage>, mountpoint: &Path) {
+    let (blob, image, at) = (blob.clone(), image.clone(), mountpoint.to_owned());
+    let condemn = move || {
+        blob.condemn()?;
+        blob.forget_pages();
+        image.forget_missing(&at)
+    };
+    let done: io::Result<_> = tokio::task::spawn_blocking(condemn).await.map_err(io::Error::other);
+    let mountpoint = mountpoint.display();
+    match done.flatten() {
+        Ok(()) => tracing::error!(%mountpoint, "its readers get errors now"),
+        Err(error) => tracing::error!(%mountpoint, %error, "cannot be cut off"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Cursor, path::Path};
+    use std::io::Cursor;
 
     use lazuli_builder::index::{IndexLayer, KnownLayer, index_while_reading};
     use lazuli_image::{Algorithm, Blob};

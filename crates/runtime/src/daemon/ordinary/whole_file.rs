@@ -5,70 +5,89 @@
 //! description of the layer alone, and for no other image that has the layer.
 
 use std::{
-    collections::HashSet,
     io,
     sync::{Arc, Weak},
-    time::Duration,
 };
 
 use lazuli_image::{Algorithm, Digest};
 
 use super::{
     background::{give_way, in_background},
-    restore_layer::{condemn, read_chunk},
+    checks::{Checks, PAUSE},
+    restore_layer::{cut_off, read_chunk},
 };
 use crate::{
     cache::{Cache, CachedBlob},
     daemon::{DaemonError, node::Node, served::image::ServedImage},
 };
 
-/// The pause between checks for complete files.
-const PAUSE: Duration = Duration::from_secs(2);
-
 /// Checks files as they become complete, for as long as the node serves.
 pub(in crate::daemon) async fn keep_checking(node: Weak<Node>) {
-    // Descriptions of blobs of which nothing more is to be found out.
-    let mut done = HashSet::new();
+    // By their descriptions.
+    let mut checks = Checks::default();
     loop {
         tokio::time::sleep(PAUSE).await;
-        let Some(node) = node.upgrade() else { return };
-        for image in node.images.all().await {
-            for blob in image.blobs() {
-                let description = blob.description();
-                if done.contains(&description) || !blob.is_complete() {
-                    continue;
-                }
-                // What an image's manifest covers needs no other proof.
-                let is_indexed = image.index_of(&blob.id()).is_some();
-                let is_known = node.ordinaries.store.is_right_file(&description).is_some();
-                if !blob.is_one_file() || !is_indexed || is_known {
-                    done.insert(description);
-                    continue;
-                }
-                let (cache, own) = (node.cache.clone(), blob.clone());
-                let read = in_background(move || file_digest(&own, &cache)).await;
-                // Something was given up while it was read, or is damaged.
-                let Some(Ok(digest)) = read else { continue };
-                done.insert(description);
-                node.judge(blob, digest == blob.id()).await;
-            }
+        let Some(serving) = node.upgrade() else { return };
+        let complete = serving.complete_blobs().await;
+        drop(serving);
+        for blob in complete {
+            check(&node, &blob, &mut checks).await;
         }
     }
 }
 
-/// The digest of all content of a blob. Blocks, and gives way to readers.
-fn file_digest(blob: &CachedBlob, cache: &Cache) -> io::Result<Digest> {
+/// Checks a blob if it is a file that has not been checked. Holds neither the node nor the blob
+/// while all of it is read: that takes minutes.
+async fn check(node: &Weak<Node>, blob: &Weak<CachedBlob>, checks: &mut Checks) {
+    let Some((serving, own)) = node.upgrade().zip(blob.upgrade()) else { return };
+    let (layer, description) = (own.id(), own.description());
+    if !checks.is_due(&description) {
+        return;
+    }
+    if !own.is_one_file() || serving.ordinaries.store.is_right_file(&description).is_some() {
+        return checks.finish(description);
+    }
+    let cache = Arc::downgrade(&serving.cache);
+    drop((serving, own));
+    let read = {
+        let blob = blob.clone();
+        in_background(move || file_digest(&blob, &cache)).await
+    };
+    match (read, node.upgrade().zip(blob.upgrade())) {
+        (Some(Ok(digest)), Some((node, blob))) => {
+            checks.finish(description);
+            node.judge(&blob, digest == layer).await;
+        }
+        _ => checks.put_off(description),
+    }
+}
+
+/// The digest of all content of a blob, while it is in use. Blocks, and gives way to readers.
+fn file_digest(blob: &Weak<CachedBlob>, cache: &Weak<Cache>) -> io::Result<Digest> {
     let (mut hasher, mut content) = (Algorithm::Sha256.hasher(), Vec::new());
-    for chunk in blob.chunks() {
-        give_way(cache);
+    for at in 0.. {
+        let in_use = cache.upgrade().zip(blob.upgrade());
+        let (cache, blob) = in_use.ok_or(io::ErrorKind::NotFound)?;
+        let Some(chunk) = blob.chunks().get(at) else { break };
+        give_way(&cache);
         content.resize(chunk.decoded_size as usize, 0);
-        read_chunk(blob, chunk, &mut content)?;
+        read_chunk(&blob, chunk, &mut content)?;
         hasher.update(&content);
     }
     Ok(hasher.finish())
 }
 
 impl Node {
+    /// Complete blobs of images whose data an index leads to. What a manifest covers needs no other
+    /// proof.
+    async fn complete_blobs(&self) -> Vec<Weak<CachedBlob>> {
+        let images = self.images.all().await;
+        let blobs = images.iter().flat_map(|image| {
+            image.blobs().iter().filter(|blob| image.index_of(&blob.id()).is_some())
+        });
+        blobs.filter(|blob| blob.is_complete()).map(Arc::downgrade).collect()
+    }
+
     /// Notes whether a file is the layer that it should be. If not, its readers get errors.
     async fn judge(&self, blob: &Arc<CachedBlob>, is_right: bool) {
         let (layer, description) = (blob.id(), blob.description());
@@ -81,16 +100,8 @@ impl Node {
         }
         tracing::error!(%layer, "the metadata leads to another file than the layer");
         for (mountpoint, image) in self.mounts.served().await {
-            if !image.has(blob) {
-                continue;
-            }
-            let (blob, at) = (blob.clone(), mountpoint.clone());
-            let cut_off = tokio::task::spawn_blocking(move || condemn(&blob, &image, &at)).await;
-            let mountpoint = mountpoint.display();
-            match cut_off {
-                Ok(Ok(())) => tracing::error!(%mountpoint, "its readers get errors now"),
-                Ok(Err(error)) => tracing::error!(%mountpoint, %error, "cannot be cut off"),
-                Err(error) => tracing::error!(%mountpoint, %error, "cannot be cut off"),
+            if image.has(blob) {
+                cut_off(blob, &image, &mountpoint).await;
             }
         }
     }

@@ -7,7 +7,7 @@ from .palette import BASELINE, PULLED_WHOLE, own
 from .words import median
 
 CATEGORIES = {"distro": "Distributions", "database": "Databases", "language": "Languages",
-              "web-server": "Web servers", "web-framework": "Web frameworks", "other": "Other"}
+              "web-server": "Web servers", "web-framework": "Web frameworks", "application": "Applications", "other": "Other"}
 
 # What is never ready takes so long.
 INFINITE = math.inf

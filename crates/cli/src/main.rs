@@ -29,6 +29,7 @@ mod serve_convert;
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
 };
 
 use anyhow::{Context, Result};
@@ -57,12 +58,12 @@ struct Arguments {
 }
 
 /// The context of every command.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Session {
     /// State directory, absolute.
     pub(crate) root: PathBuf,
     /// The configuration.
-    pub(crate) config: Config,
+    pub(crate) config: Arc<Config>,
     /// `--config`, absolute, to hand on to a daemon.
     pub(crate) config_path: Option<PathBuf>,
     /// `--log`, to hand on to a daemon.
@@ -91,7 +92,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     config.check_root(&root)?;
     let session = Session {
         root,
-        config,
+        config: Arc::new(config),
         config_path: arguments.config.map(std::path::absolute).transpose()?,
         log: arguments.log,
     };

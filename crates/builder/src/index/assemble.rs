@@ -6,7 +6,7 @@ use lazuli_image::{
 };
 
 use super::{
-    ImageIndex, MAX_LAYERS, join,
+    ImageIndex, check_forms, join,
     layer::Indexed,
     memory::{Share, share},
     skeleton::Joined,
@@ -15,7 +15,7 @@ use crate::{
     entry::{Entry, EntryKind},
     error::{BuildError, SourceError},
     options::Options,
-    source::{stream::Allowance, tar::Archive},
+    source::{lone_file, stream::Allowance, tar::Archive},
     whiteout,
 };
 
@@ -28,6 +28,8 @@ pub struct KnownLayer {
     pub stored_size: u64,
     /// SHA-256 of its tar.
     pub diff_id: Digest,
+    /// The path of the file that the layer is, in an artifact; `None` for a tar.
+    pub file: Option<String>,
     /// Its index, with its skeleton.
     pub index: Vec<u8>,
 }
@@ -39,10 +41,7 @@ pub struct KnownLayer {
 /// An index is damaged, has no skeleton, or one that does not go with its chunks, or the image
 /// takes too much memory.
 pub fn assemble(layers: Vec<KnownLayer>) -> Result<ImageIndex, BuildError> {
-    let (count, limit) = (layers.len() as u64, MAX_LAYERS as u64);
-    if count > limit {
-        return Err(BuildError::TooMany { what: "layers", count, limit });
-    }
+    check_forms(layers.iter().map(|layer| (layer.digest, layer.file.is_some())))?;
     let names = layers.iter().map(|layer| layer.digest.to_string()).collect();
     let mut memory = share();
     let read = layers.into_iter().zip(0..).map(|(layer, number)| read(layer, number, &mut memory));
@@ -68,10 +67,14 @@ pub fn assemble_one(layer: KnownLayer) -> Result<ImageIndex, BuildError> {
 const ROW: u64 = 3;
 
 fn read(layer: KnownLayer, number: u8, memory: &mut Share<'_>) -> Result<Indexed, BuildError> {
-    let KnownLayer { digest, stored_size, diff_id, index: bytes } = layer;
+    let KnownLayer { digest, stored_size, diff_id, file, index: bytes } = layer;
     memory.take(ROW * bytes.len() as u64)?;
     let index = ReadIndex::parse(&bytes, digest, stored_size)?;
-    let entries = entries(&index, number, stored_size, memory).map_err(|error| match error {
+    let entries = match file {
+        None => entries(&index, number, stored_size, memory),
+        Some(path) => lone_entry(&path, &index, number, stored_size, memory),
+    };
+    let entries = entries.map_err(|error| match error {
         ReadError::Build(error) => error,
         ReadError::Source(problem) => BuildError::Layer { layer: digest.to_string(), problem },
     })?;
@@ -146,4 +149,36 @@ fn entries(
         return Err(SourceError::Archive { offset, problem }.into());
     }
     Ok(entries)
+}
+
+/// The entry of a layer that is one file.
+fn lone_entry(
+    path: &str,
+    index: &ReadIndex,
+    number: u8,
+    stored_size: u64,
+    memory: &mut Share<'_>,
+) -> Result<Vec<Entry>, ReadError> {
+    let mut entry = lone_file(path, stored_size)?;
+    let mut rows = index.starts.iter().zip(&index.record.blob.chunks);
+    let (mut chunks, mut at) = (Vec::new(), 0);
+    while at < stored_size {
+        let length = (stored_size - at).min(Options::CHUNK_SIZE.into());
+        let row = rows.next();
+        let row =
+            row.filter(|(start, chunk)| **start == at && u64::from(chunk.decoded_size) == length);
+        let Some((_, chunk)) = row else {
+            let problem = "its content is in no chunk".to_owned();
+            return Err(SourceError::Archive { offset: at, problem }.into());
+        };
+        chunks.push(ChunkRef { blob: BlobIndex(number), number: chunk.number });
+        at += length;
+    }
+    if rows.next().is_some() {
+        let problem = "it has chunks that are in no file".to_owned();
+        return Err(SourceError::Archive { offset: at, problem }.into());
+    }
+    entry.kind = EntryKind::Regular { size: stored_size, chunks };
+    memory.take_entry(&entry).map_err(ReadError::Build)?;
+    Ok(vec![entry])
 }

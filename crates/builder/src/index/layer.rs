@@ -282,8 +282,10 @@ impl Reader<'_> {
     /// Stores the chunk read last again, in a blob of its own.
     fn put_beside(&mut self, chunk: Chunk, length: usize) -> Result<ChunkRef, ChunkError> {
         let ChunkContent::Stays(scratch) = &self.content else {
-            let problem = "its content cannot be read where it is in the layer".to_owned();
-            return Err(ChunkError::Read(problem));
+            let problem =
+                if self.input.is_sparse() { "it is sparse" } else { "it is in one block" };
+            let store = "and has to be stored once more, by `lazuli index`";
+            return Err(ChunkError::Read(format!("{problem}, {store}")));
         };
         let beside = match &mut self.beside {
             Some(beside) => beside,

@@ -52,8 +52,8 @@ use crate::{
     scratch::Scratch,
 };
 
-/// Maximum number of layers of an image that a node makes of indexes or tables of contents: each
-/// had two blobs when it was indexed.
+/// Maximum number of layers of an image that a node makes of tables of contents: each would have two
+/// blobs if it was indexed.
 const MAX_LAYERS: usize = MAX_BLOBS / 2;
 
 /// The index of an image.
@@ -91,27 +91,25 @@ pub fn index(
     threads: usize,
     progress: &dyn Progress,
 ) -> Result<ImageIndex, BuildError> {
-    let tars = layers.iter().filter(|layer| layer.file.is_none()).count();
-    check_blobs("blobs of layers (two for each tar)", layers.len() + tars)?;
-    if let Some(layer) = in_two_forms(&layers) {
-        let problem = "it is there as a file and as a tar, which one index cannot be of".to_owned();
-        let problem = SourceError::Archive { offset: 0, problem };
-        return Err(BuildError::Layer { layer: layer.to_string(), problem });
-    }
+    check_forms(layers.iter().map(|layer| (layer.digest, layer.file.is_some())))?;
     let names: Vec<_> = layers.iter().map(|layer| layer.digest.to_string()).collect();
     let scratch = Scratch::new(scratch)?;
     let read = read_all(layers, &scratch, threads, progress)?;
     join(read, names)
 }
 
-/// A layer that is there twice, once as a file and once as a tar.
-fn in_two_forms(layers: &[IndexLayer]) -> Option<Digest> {
-    let mut forms = HashMap::new();
-    let is_other = |layer: &&IndexLayer| {
-        let is_file = layer.file.is_some();
-        *forms.entry(layer.digest).or_insert(is_file) != is_file
-    };
-    layers.iter().find(is_other).map(|layer| layer.digest)
+/// Checks the layers of an image by their digests, and whether each is one file.
+fn check_forms(layers: impl Iterator<Item = (Digest, bool)>) -> Result<(), BuildError> {
+    let (mut forms, mut blobs) = (HashMap::new(), 0);
+    for (layer, is_file) in layers {
+        blobs += if is_file { 1 } else { 2 };
+        if *forms.entry(layer).or_insert(is_file) != is_file {
+            let problem = "it is there as a file and as a tar, which one index cannot be of";
+            let problem = SourceError::Archive { offset: 0, problem: problem.to_owned() };
+            return Err(BuildError::Layer { layer: layer.to_string(), problem });
+        }
+    }
+    check_blobs("blobs of layers (two for each tar)", blobs)
 }
 
 /// Makes one image of layers that were read.

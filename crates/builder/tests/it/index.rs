@@ -265,7 +265,7 @@ fn known(layers: &[Vec<u8>], index: &ImageIndex) -> Vec<KnownLayer> {
         let digest = Algorithm::Sha256.digest(stored);
         let written = index.layers.iter().find(|it| it.record.blob.id == digest).unwrap();
         let (stored_size, index) = (stored.len() as u64, written.bytes.clone());
-        KnownLayer { digest, stored_size, diff_id: *diff_id, index }
+        KnownLayer { digest, stored_size, diff_id: *diff_id, file: None, index }
     });
     known.collect()
 }

@@ -3,16 +3,19 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use lazuli_runtime::{
-    daemon::{Client, DriverChoice, MountRequest, Mounted, Request, Response},
+    daemon::{
+        ClientError, DriverChoice, MountRequest, Mounted, PrefetchRequest, Request, Response,
+    },
     kernel::mount::Suid,
 };
 
-use crate::{Session, image_args};
+use super::prefetch;
+use crate::{Session, daemon, image_args};
 
 /// Mount an image; its data arrives as it is read
 ///
 /// Returns when the image is mounted. The mount belongs to the node's daemon, which is started if
-/// it does not run, and stays until `lazuli umount`.
+/// it does not run, and stays until `lazuli umount`. An image without an index is pulled first.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -28,7 +31,7 @@ pub(crate) struct Arguments {
 /// The identity of an image and how it is served; shared by `mount` and `run`.
 #[derive(Debug, Args)]
 pub(crate) struct ImageArguments {
-    /// A lazy image: a registry reference or oci:DIR[:TAG]
+    /// An image or artifact: a registry reference or oci:DIR[:TAG]
     #[arg(value_name = "IMAGE")]
     pub(crate) image: String,
     /// How the kernel requests data
@@ -77,7 +80,7 @@ pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     }
     let suid = if arguments.suid { Suid::Keep } else { Suid::Ignore };
     let request = request(&arguments.image, directory, suid)?;
-    let mounted = call(&mut crate::daemon::connect(session)?, &request)?.mount;
+    let mounted = call(session, &request)?.mount;
     println!(
         "{} mounted at {} ({} of {} chunks here)",
         mounted.image,
@@ -93,12 +96,12 @@ pub(crate) fn request(
     arguments: &ImageArguments,
     mountpoint: PathBuf,
     suid: Suid,
-) -> Result<Request> {
+) -> Result<MountRequest> {
     if mountpoint.to_str().is_none() {
         let path = mountpoint.display();
         bail!("cannot mount at {path}: only paths in UTF-8 can be told to the daemon");
     }
-    Ok(Request::Mount(MountRequest {
+    Ok(MountRequest {
         image: image_args::absolute_image(&arguments.image)?,
         mountpoint,
         driver: match arguments.driver {
@@ -116,12 +119,20 @@ pub(crate) fn request(
         layers: None,
         layer: None,
         nosuid: suid == Suid::Ignore,
-    }))
+    })
 }
 
-/// Sends a mount request and waits for its answer.
-pub(crate) fn call(daemon: &mut Client, request: &Request) -> Result<Mounted> {
-    match daemon.call(request)? {
+/// Sends a mount request and waits for its answer. An image without an index is pulled first.
+pub(crate) fn call(session: &Session, request: &MountRequest) -> Result<Mounted> {
+    let MountRequest { image, platform, plain_http, .. } = request.clone();
+    let request = Request::Mount(request.clone());
+    let mut response = daemon::connect(session)?.call(&request);
+    if let Err(ClientError::NoIndex(_)) = response {
+        eprintln!("{image} has no index: all of it is pulled first");
+        prefetch::all_of(session, PrefetchRequest { image, platform, plain_http })?;
+        response = daemon::connect(session)?.call(&request);
+    }
+    match response? {
         Response::Mounted(mounted) => Ok(mounted),
         other => bail!("the daemon answered {other:?} to a mount request; is it another version?"),
     }

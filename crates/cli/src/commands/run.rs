@@ -76,10 +76,9 @@ async fn container(session: &Session, arguments: &Arguments) -> Result<ExitCode>
     let started = Instant::now();
     let bundle = Bundle::create(&session.root)?;
     let request = mount::request(&arguments.image, bundle.lower(), Suid::Keep)?;
-    let mut daemon = crate::daemon::connect(session)?;
     // A registry may take long to answer. The daemon gives up when this process is gone.
-    let (answer, mut mounted) = oneshot::channel();
-    std::thread::spawn(move || answer.send(mount::call(&mut daemon, &request)).is_ok());
+    let ((answer, mut mounted), own) = (oneshot::channel(), session.clone());
+    std::thread::spawn(move || answer.send(mount::call(&own, &request)).is_ok());
     let mounted = loop {
         tokio::select! {
             mounted = &mut mounted => break mounted.context("the mount request failed")??,

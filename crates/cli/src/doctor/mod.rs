@@ -119,10 +119,9 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::config::Config;
 
     fn session(root: &std::path::Path) -> Session {
-        Session { root: root.to_owned(), config: Config::default(), config_path: None, log: None }
+        Session { root: root.to_owned(), config: Default::default(), config_path: None, log: None }
     }
 
     #[test]

@@ -81,6 +81,7 @@ fn unmodified_names_start_lazily_where_the_operator_says_so() {
         let (registry, name, pinned) = indexed(&lazuli, Compression::Gzip);
         let mountpoint = lazuli.directory("mnt");
         let at = mountpoint.to_str().unwrap();
+        lazuli.configure("[index]\ntrust = \"nothing\"\n");
         let error = lazuli.fails(["mount", &name, at, "--driver", driver]);
         assert!(error.contains("not a lazy image") && error.contains("index.trust"), "{error}");
         let _ = lazuli.output(["stop"]);
@@ -201,7 +202,7 @@ fn an_index_is_used_only_if_a_trusted_key_states_it() {
     let mountpoint = lazuli.directory("mnt");
     let at = mountpoint.to_str().unwrap();
     let refused = |name: &str| {
-        let error = lazuli.fails(["mount", name, at, "--driver", "fuse"]);
+        let error = lazuli.fails(["check", name]);
         assert!(error.contains("not a lazy image"), "{error}");
     };
     refused(&name);

@@ -37,6 +37,7 @@ mod nydus_image;
 mod p2p;
 mod policy;
 mod prefetch;
+mod pulled;
 mod referrer;
 mod registry;
 mod reliability;

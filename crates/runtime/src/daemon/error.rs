@@ -52,6 +52,16 @@ pub enum DaemonError {
         /// The problem with the indexes.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// An image without an index cannot be pulled whole.
+    #[error("{image} has no index, and its layer {layer} cannot be pulled by this node: {why}")]
+    NotPulled {
+        /// The image.
+        image: String,
+        /// The layer.
+        layer: Digest,
+        /// The reason.
+        why: String,
+    },
     /// A layer cannot be delivered with a node.
     #[error("layer {layer}: {source}")]
     BundledLayer {
@@ -234,6 +244,16 @@ impl DaemonError {
             error = this.source();
         }
         false
+    }
+
+    /// Returns whether it is an ordinary image or an artifact that was asked for, and no index of
+    /// it is trusted.
+    pub(super) fn is_not_lazy(&self) -> bool {
+        match self {
+            DaemonError::Image(error) => matches!(error, ImageError::NotLazy { .. }),
+            DaemonError::Shared(error) => error.is_not_lazy(),
+            _ => false,
+        }
     }
 
     /// The message with its causes.

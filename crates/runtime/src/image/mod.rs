@@ -99,6 +99,11 @@ impl StoredImage {
         if self.whole { Ok(()) } else { Err(ImageError::LayersOnTop { image }) }
     }
 
+    /// Returns whether the manifest leads to an image's metadata, where `seekable` layers count.
+    pub(crate) fn has_metadata(manifest: &Manifest, seekable: SeekableLayers) -> bool {
+        Form::of(manifest, seekable).is_some()
+    }
+
     /// Fetches the metadata of the image with this manifest that `images` lacks. Upper layers may
     /// be ordinary.
     pub async fn fetch(

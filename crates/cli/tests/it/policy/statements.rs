@@ -74,7 +74,7 @@ fn a_lazy_image_replaces_an_ordinary_one_only_by_a_trusted_statement() {
     };
     let mountpoint = scene.mountpoint("mnt");
     rule("");
-    let error = lazuli.fails(["mount", &name, &mountpoint]);
+    let error = lazuli.fails(["check", &name]);
     assert!(error.contains("not a lazy image"), "{error}");
     rule(&format!(", statements = [{:?}]", converter.public()));
     scene.refused(&name);

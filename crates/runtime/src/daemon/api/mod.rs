@@ -40,7 +40,7 @@ pub enum Request {
     /// Report the mounts and the daemon's state.
     Status,
     /// Fetch everything that an image has, and report how far that is. The same request again
-    /// reports again.
+    /// reports again. The layers of an image without an index are pulled and indexed.
     Prefetch(PrefetchRequest),
     /// List the blobs in the cache, for [`Request::Scrub`].
     ScrubPlan,
@@ -126,6 +126,9 @@ pub enum Response {
     Error {
         /// Why, for people.
         message: String,
+        /// Whether the image has no index, and can be mounted after [`Request::Prefetch`].
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        no_index: bool,
     },
 }
 

@@ -107,12 +107,26 @@ impl Node {
             .resolve(&request, &name, &*repository, wanted.as_ref(), &options, &self.ordinaries)
             .await?;
         let manifest = &resolved.manifest;
-        let _pin = self.admission.pins.pin(&images, manifest.digest);
-        let admission = self.admission.admit_resolved(&request, &resolved);
         let seekable = options.indexes.seekable_layers(&name);
-        let fetch =
-            StoredImage::fetch_admitted(repository.clone(), manifest, &images, seekable, admission);
-        let (stored, _, verified) = fetch.await?;
+        let mut by_layers = self.by_layers(&request, &name, manifest).await?;
+        let has_metadata = StoredImage::has_metadata(&manifest.parsed, seekable);
+        if by_layers.is_none() && !has_metadata && self.may_index() {
+            let show = |pull| job.lock().pull = pull;
+            self.pull_layers(&request, &name, manifest, show).await?;
+            by_layers = self.by_layers(&request, &name, manifest).await?;
+        }
+        let (stored, verified, _pin) = match by_layers {
+            Some((stored, verified, _, pin)) => (stored, verified, pin),
+            None => {
+                let pin = self.admission.pins.pin(&images, manifest.digest);
+                let admission = self.admission.admit_resolved(&request, &resolved);
+                let repository = repository.clone();
+                let fetch =
+                    StoredImage::fetch_admitted(repository, manifest, &images, seekable, admission);
+                let (stored, _, verified) = fetch.await?;
+                (stored, verified, pin)
+            }
+        };
         stored.must_be_whole(repository.describe())?;
         let directory = stored.directory.clone();
         let served = self.serve(stored, &verified, route).await?;

@@ -10,6 +10,7 @@ use crate::{
     daemon::{
         DaemonError,
         api::{PrefetchRequest, PrefetchStatus},
+        ordinary::whole_image::PullProgress,
         served::image::ServedImage,
     },
     sync::lock,
@@ -28,6 +29,8 @@ pub(in crate::daemon) struct Job(Mutex<Progress>);
 
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct Progress {
+    /// Its layers while they are pulled, if it has no index.
+    pub(in crate::daemon) pull: PullProgress,
     /// The image, once it is known and until the prefetch ends.
     pub(in crate::daemon) image: Option<Arc<ServedImage>>,
     pub(in crate::daemon) ended: Option<(Instant, Result<PrefetchStatus, Arc<DaemonError>>)>,
@@ -60,7 +63,10 @@ impl PrefetchJobs {
         match &progress.ended {
             Some((_, Ok(status))) => Ok(*status),
             Some((_, Err(error))) => Err(DaemonError::Shared(error.clone())),
-            None => Ok(progress.image.as_ref().map(|image| status(image)).unwrap_or_default()),
+            None => Ok(match &progress.image {
+                Some(image) => status(image),
+                None => progress.pull.status(),
+            }),
         }
     }
 }

@@ -65,6 +65,9 @@ pub enum ClientError {
     /// The daemon refused the request.
     #[error("{0}")]
     Refused(String),
+    /// The image has no index, and can be mounted after [`Request::Prefetch`].
+    #[error("{0}")]
+    NoIndex(String),
 }
 
 impl Client {
@@ -104,14 +107,18 @@ impl Client {
         Ok(())
     }
 
-    /// Asks and waits for the answer. [`Response::Error`] becomes [`ClientError::Refused`].
+    /// Asks and waits for the answer. [`Response::Error`] becomes [`ClientError::Refused`] or
+    /// [`ClientError::NoIndex`].
     pub fn call(&mut self, request: &Request) -> Result<Response, ClientError> {
         let harmless = matches!(request, Request::Ping | Request::Status);
         let repeatable =
             matches!(request, Request::Prefetch(_) | Request::ScrubPlan | Request::Scrub { .. });
         for _ in 0..REPEATS {
             match self.exchange(request) {
-                Ok(Response::Error { message }) => return Err(ClientError::Refused(message)),
+                Ok(Response::Error { message, no_index }) => {
+                    let error = if no_index { ClientError::NoIndex } else { ClientError::Refused };
+                    return Err(error(message));
+                }
                 Ok(Response::Again) => {}
                 Err(ClientError::Connection(error)) if is_gone(&error) => {
                     if !harmless && !repeatable {

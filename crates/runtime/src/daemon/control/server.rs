@@ -73,7 +73,7 @@ async fn connection(node: Arc<Node>, mut stream: UnixStream, stop: watch::Sender
                     }
                 }
             }
-            Err(error) => Response::Error { message: format!("not a request: {error}") },
+            Err(error) => failed(format!("not a request: {error}")),
         };
         let Ok(mut line) = serde_json::to_vec(&response) else { return };
         line.push(b'\n');
@@ -116,9 +116,16 @@ async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>)
             Request::Stop { force: true } => node.stop(Stop::Forced).await.map(done),
             Request::Stop { force: false } => node.stop(Stop::IfUnused).await.map(done),
         };
-        result.unwrap_or_else(|error| Response::Error { message: error.for_people() })
+        result.unwrap_or_else(|error| Response::Error {
+            message: error.for_people(),
+            no_index: error.is_not_lazy() && node.may_index(),
+        })
     });
-    work.await.unwrap_or_else(|_| Response::Error {
-        message: "the daemon failed while it worked on this; its log says more".to_owned(),
-    })
+    let panicked =
+        |_| failed("the daemon failed while it worked on this; its log says more".into());
+    work.await.unwrap_or_else(panicked)
+}
+
+fn failed(message: String) -> Response {
+    Response::Error { message, no_index: false }
 }

@@ -9,7 +9,7 @@ use lazuli_image::{Algorithm, Decoded, Digest, oci::Descriptor};
 use lazuli_sys::path_error::At as _;
 
 use super::{
-    begin::is_readable,
+    claimed_layer::{ClaimedLayer, is_readable_tar},
     store::{IndexStore, LayerRecord},
     whole_layer::{self, LayerError},
 };
@@ -31,14 +31,14 @@ pub fn index_bundled_layer(
     source: impl Read + Send + 'static,
 ) -> Result<Option<String>, DaemonError> {
     let store = IndexStore::of_bundle(directory).at(directory)?;
-    if store.has_proven(&layer.digest, &diff_id) {
+    let claimed = ClaimedLayer { descriptor: layer.clone(), diff_id: Some(diff_id), file: None };
+    if store.proven(&claimed).is_some() {
         return Ok(None);
     }
-    if !is_readable(layer) {
+    if !is_readable_tar(layer) {
         return Ok(Some(format!("layers of type {} have no index", layer.media_type)));
     }
-    let known = match whole_layer::read(layer, diff_id, source, &mut |_: Decoded, _: &[u8]| Ok(()))
-    {
+    let known = match whole_layer::read(&claimed, source, &mut |_: Decoded, _: &[u8]| Ok(())) {
         Ok(known) => known,
         Err(LayerError::Build(error)) => return Ok(Some(error.to_string())),
         Err(error) => {

@@ -18,6 +18,7 @@ use lazuli_registry::{Document, ImageName, Login, Parsed};
 
 use super::{
     background::{Yielding, in_background},
+    claimed_layer::ClaimedLayer,
     content_store::ContentStore,
     state::{Ordinaries, Ordinary},
     store::{IndexStore, Unpacked},
@@ -140,12 +141,12 @@ impl Ordinaries {
             return Ok(None);
         };
         let found = Ordinary::new(asked, Arc::new(*manifest), config);
-        if found.diff_ids.is_empty() {
+        if found.layers.is_empty() {
             return Err("its configuration lists other layers than its manifest".into());
         }
         let store = &self.store;
-        for (layer, diff_id) in found.layers() {
-            if !store.has_proven(&layer.digest, diff_id) && content.open(&layer.digest)?.is_none() {
+        for layer in &found.layers {
+            if store.proven(layer).is_none() && content.open(&layer.digest())?.is_none() {
                 return Ok(None);
             }
         }
@@ -154,14 +155,13 @@ impl Ordinaries {
 
     /// Indexes layers, one after the other.
     async fn index_layers(&self, content: &ContentStore, image: &Ordinary) {
-        for (layer, diff_id) in image.layers() {
+        for layer in &image.layers {
             let (store, cache) = (self.store.clone(), self.cache.clone());
-            if store.has_proven(&layer.digest, diff_id) {
+            if store.proven(layer).is_some() {
                 continue;
             }
-            let digest = layer.digest;
-            let (content, layer, diff_id) = (content.clone(), layer.clone(), *diff_id);
-            let work = move || index(&content, &store, cache, &layer, diff_id);
+            let (digest, content, layer) = (layer.digest(), content.clone(), layer.clone());
+            let work = move || index(&content, &store, cache, &layer);
             match in_background(work).await.unwrap_or(Err(LayerError::Ended)) {
                 Ok(()) => tracing::info!(layer = %digest, "indexed"),
                 Err(error) => tracing::info!(layer = %digest, %error, "not indexed"),
@@ -175,20 +175,20 @@ fn index(
     content: &ContentStore,
     store: &IndexStore,
     cache: Arc<Cache>,
-    layer: &Descriptor,
-    diff_id: Digest,
+    layer: &ClaimedLayer,
 ) -> Result<(), LayerError> {
-    if !cache.has_room_for_hints(layer.size / PART_OF_LAYER) {
+    let Descriptor { digest, size: expected, .. } = layer.descriptor;
+    if !cache.has_room_for_hints(expected / PART_OF_LAYER) {
         return Err(LayerError::NoRoom);
     }
     let gone = || io::Error::from(io::ErrorKind::NotFound);
-    let opened = content.open(&layer.digest).and_then(|file| file.ok_or_else(gone));
+    let opened = content.open(&digest).and_then(|file| file.ok_or_else(gone));
     let (file, size) = opened.map_err(LayerError::Content)?;
-    if size != layer.size {
-        let problem = format!("it has {size} bytes, and its manifest says {}", layer.size);
+    if size != expected {
+        let problem = format!("it has {size} bytes, and its manifest says {expected}");
         return Err(LayerError::Content(io::Error::other(problem)));
     }
     let mut drop_content = |_, _: &[u8]| Ok(());
-    let known = whole_layer::read(layer, diff_id, Yielding::new(file, cache), &mut drop_content)?;
-    whole_layer::keep(store, &known)
+    let known = whole_layer::read(layer, Yielding::new(file, cache), &mut drop_content)?;
+    whole_layer::keep(store, &layer.key(), &known)
 }

@@ -6,11 +6,8 @@ use std::{io, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use lazuli_builder::index::KnownLayer;
-use lazuli_image::{
-    Digest,
-    oci::{Descriptor, media_type},
-};
-use lazuli_policy::SignedIndex;
+use lazuli_image::{Digest, oci::media_type};
+use lazuli_policy::{SignedIndex, StatedLayer};
 use lazuli_registry::{
     Document, ImageName, IndexTrust, Login, Manifest, Options, Parsed, Pull, Repository, config,
 };
@@ -19,6 +16,7 @@ use tokio::{io::AsyncReadExt as _, sync::OnceCell};
 
 use super::{
     access::AT_A_TIME,
+    claimed_layer::ClaimedLayer,
     state::{Ordinaries, Ordinary},
     store::{Holder, ImageRecord, LayerRecord, Stated},
     vouched::{Vouched, VouchedLayer},
@@ -183,25 +181,15 @@ impl Ordinaries {
     /// its content.
     pub(super) async fn known_layer(
         &self,
-        layer: &Descriptor,
-        diff_id: &Digest,
+        layer: &ClaimedLayer,
         vouched: &Vouched,
     ) -> Option<KnownLayer> {
-        let known = |index| KnownLayer {
-            digest: layer.digest,
-            stored_size: layer.size,
-            diff_id: *diff_id,
-            index,
-        };
         let store = &self.store;
-        let record = store.layer(&layer.digest).filter(|record| record.is_proven);
-        if let Some(LayerRecord { diff_id: proven, index, .. }) = record {
-            // An image that claims something else of it does not get it.
-            let bytes = store.index(&index).filter(|_| proven == *diff_id)?;
-            return Some(known(bytes));
+        if store.layer(&layer.key()).is_some_and(|record| record.is_proven) {
+            return store.proven(layer);
         }
-        let vouched = vouched.of(&layer.digest, diff_id)?;
-        let index = vouched.stated.index;
+        let vouched = vouched.of(layer)?;
+        let StatedLayer { index, diff_id, .. } = vouched.stated;
         if store.is_wrong(&index) {
             return None;
         }
@@ -215,12 +203,12 @@ impl Ordinaries {
                 fetched.inspect_err(failed).ok()?
             }
         };
-        let record = LayerRecord { diff_id: *diff_id, index, is_proven: false };
-        if let Err(error) = store.note_layer(&layer.digest, &record) {
+        let record = LayerRecord { diff_id, index, is_proven: false };
+        if let Err(error) = store.note_layer(&layer.key(), &record) {
             tracing::warn!(%error, "a layer is not checked once it is complete");
             return None;
         }
-        Some(known(bytes))
+        Some(layer.with_index(diff_id, bytes))
     }
 
     /// Returns whether this node has found out since that `known_layer` said something wrong of a
@@ -249,14 +237,12 @@ impl Ordinaries {
         repository: &dyn Pull,
         login: Option<&Login>,
     ) {
-        let stated =
-            || image.layers().filter(|(layer, id)| vouched.of(&layer.digest, id).is_some());
+        let stated = || image.layers.iter().filter(|layer| vouched.of(layer).is_some());
         let look = async || {
-            let indexes =
-                stated().map(|(layer, diff_id)| self.known_layer(layer, diff_id, vouched));
+            let indexes = stated().map(|layer| self.known_layer(layer, vouched));
             let indexes = stream::iter(indexes.collect::<Vec<_>>());
             let indexes = indexes.buffer_unordered(AT_A_TIME).for_each(async |_| ());
-            let layers = stated().map(|(layer, _)| layer.digest);
+            let layers = stated().map(ClaimedLayer::digest);
             tokio::join!(indexes, image.access.ask_ahead(repository, login, layers));
         };
         image.looked_ahead.get_or_init(look).await;

@@ -59,26 +59,24 @@ impl Images {
         let Some(image) = self.ordinary_image(request, &name).await? else {
             return Ok(None);
         };
-        let chain = chain_ids(image.diff_ids.iter().copied());
+        let chain = chain_ids(image.layers.iter().filter_map(|layer| layer.diff_id));
         let Some(at) = chain.iter().position(|id| id == layer) else { return Ok(None) };
         let repository = lazuli_registry::open(&name, &self.0.admission.options(request))?;
         let vouched = self.vouched(request, &image, &repository).await?;
         if may_pull {
-            self.0.ordinaries.begin_pulls(&image, &vouched, &repository, login.clone());
+            self.0.ordinaries.begin_pulls(&image, &vouched, &repository, login.as_ref());
         }
         self.0.ordinaries.look_ahead(&image, &vouched, &*repository, client).await;
-        for (layer, diff_id) in image.layers().take(at + 1) {
-            let is_known = || async {
-                self.0.ordinaries.known_layer(layer, diff_id, &vouched).await.is_some()
-            };
+        for layer in image.layers.iter().take(at + 1) {
+            let is_known = async || self.0.ordinaries.known_layer(layer, &vouched).await.is_some();
             // A pull may end in between.
             let pulled = async || {
-                let pulls = &self.0.ordinaries.pulls;
-                may_pull && pulls.pulled(&key_of(&*repository), layer.digest).await
+                let (pulls, from) = (&self.0.ordinaries.pulls, key_of(&*repository));
+                may_pull && matches!(pulls.ended(&from, layer.key()).await, Some(Ok(())))
             };
             let is_shown = is_known().await || pulled().await || is_known().await;
             if !is_shown {
-                tracing::debug!(layer = %layer.digest, "containerd unpacks it");
+                tracing::debug!(layer = %layer.digest(), "containerd unpacks it");
                 return Ok(None);
             }
         }
@@ -96,7 +94,7 @@ impl Images {
         }
         let count = u32::try_from(at + 1).ok();
         let is_lazy_image =
-            is_whole && image.layers().any(|(layer, id)| vouched.of(&layer.digest, id).is_some());
+            is_whole && image.layers.iter().any(|layer| vouched.of(layer).is_some());
         Ok(count.map(|count| CoveredLayers { count, is_lazy_image }))
     }
 
@@ -111,17 +109,16 @@ impl Images {
         let Some(image) = self.ordinary_image(request, &name).await? else {
             return Ok(None);
         };
-        let mut layers = image.layers();
-        let Some((layer, diff_id)) = layers.find(|(own, _)| own.digest == *layer) else {
+        let Some(layer) = image.layers.iter().find(|own| own.digest() == *layer) else {
             return Ok(None);
         };
         let repository = lazuli_registry::open(&name, &self.0.admission.options(request))?;
         let vouched = self.vouched(request, &image, &repository).await?;
         self.0.ordinaries.look_ahead(&image, &vouched, &*repository, None).await;
-        let Some(known) = self.0.ordinaries.known_layer(layer, diff_id, &vouched).await else {
+        let Some(known) = self.0.ordinaries.known_layer(layer, &vouched).await else {
             return Ok(None);
         };
-        let is_shown = image.access.allows(&*repository, None, layer.digest).await?
+        let is_shown = image.access.allows(&*repository, None, layer.digest()).await?
             && self.0.ordinaries.keep(&image, Holder::LayerStore);
         Ok(is_shown.then_some(known))
     }
@@ -197,7 +194,7 @@ impl Images {
 }
 
 /// Returns whether containerd would unpack the image.
-pub(super) fn is_ordinary(manifest: &Manifest) -> bool {
+fn is_ordinary(manifest: &Manifest) -> bool {
     let manifest = &manifest.parsed;
-    manifest.lazy_base().is_none() && manifest.artifact_type.is_none()
+    manifest.lazy_base().is_none() && !manifest.is_artifact()
 }

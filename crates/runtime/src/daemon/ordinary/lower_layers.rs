@@ -7,7 +7,7 @@ use lazuli_image::Digest;
 use lazuli_policy::Verified;
 use lazuli_registry::{ImageName, IndexTrust, Manifest};
 
-use super::{layers::is_ordinary, toc_layer::layer_by_toc, vouched::Vouched};
+use super::{toc_layer::layer_by_toc, vouched::Vouched};
 use crate::{
     daemon::{DaemonError, admission::pins::Pin, api::MountRequest, node::Node},
     image::{
@@ -70,18 +70,23 @@ impl Node {
         }
     }
 
-    /// All layers of an ordinary image as an image, if each has a statement of its own.
+    /// All layers of an image or artifact without an index as an image, if this node has hashed
+    /// them, or each has a statement of its own.
     pub(in crate::daemon) async fn by_layers(
         &self,
         request: &MountRequest,
         name: &ImageName,
         manifest: &Arc<Manifest>,
     ) -> Result<Option<Shown>, DaemonError> {
-        let is_ordinary = is_ordinary(manifest);
-        let trusts =
-            matches!(self.admission.registry.indexes, IndexTrust::Signed | IndexTrust::Repository);
-        let may_be = trusts && self.ordinaries.may_be_signed(name);
-        if !is_ordinary || !may_be || self.ordinaries.settings.repository.is_none() {
+        if manifest.parsed.lazy_base().is_some() || !self.may_index() {
+            return Ok(None);
+        }
+        let may_be_stated = || {
+            self.admission.registry.indexes != IndexTrust::Proven
+                && self.ordinaries.settings.repository.is_some()
+                && self.ordinaries.may_be_signed(name)
+        };
+        if !self.ordinaries.has_hashed(manifest) && !may_be_stated() {
             return Ok(None);
         }
         let count = u32::try_from(manifest.parsed.layers.len()).unwrap_or(u32::MAX);
@@ -103,9 +108,9 @@ impl Node {
         let verified = self.admission.admit(request, &manifest).await?;
         let image = self.ordinaries.image(request, name, manifest, &options).await?;
         let layers: Vec<_> = match part {
-            Part::Lowest(count) => image.layers().take(count as usize).collect(),
+            Part::Lowest(count) => image.layers.iter().take(count as usize).collect(),
             Part::One(digest) => {
-                image.layers().filter(|(layer, _)| layer.digest == digest).take(1).collect()
+                image.layers.iter().filter(|layer| layer.digest() == digest).take(1).collect()
             }
         };
         let count = match part {
@@ -113,9 +118,7 @@ impl Node {
             Part::One(_) => 1,
         };
         let known = async |vouched: &Vouched| -> Option<Vec<_>> {
-            let known = layers
-                .iter()
-                .map(|(layer, diff_id)| self.ordinaries.known_layer(layer, diff_id, vouched));
+            let known = layers.iter().map(|layer| self.ordinaries.known_layer(layer, vouched));
             join_all(known).await.into_iter().collect()
         };
         // Proven layers need no registry.

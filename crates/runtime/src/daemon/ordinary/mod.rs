@@ -8,10 +8,12 @@
 //! The tree of any number of lower layers is made here, of the layers' skeletons.
 //!
 //! ```text
-//! layers ─┬─ known_parts     configuration, statements and indexes of an image
+//! layers ─┬─ claimed_layer   what an image says of its layers
+//!         ├─ known_parts     configuration, statements and indexes of an image
 //!         ├─ store           records of layers and images
 //!         ├─ access          which clients may read a layer
 //!         ├─ begin ─ pull    layers without an index
+//!         ├─ whole_image     the same for commands
 //!         ├─ index_unpacked  layers that containerd has pulled
 //!         ├─ bundle          layers that a node is delivered with
 //!         ├─ publish         for other nodes
@@ -27,6 +29,7 @@ mod background;
 mod begin;
 pub(super) mod bundle;
 mod checks;
+mod claimed_layer;
 mod content_store;
 pub(super) mod index_unpacked;
 mod known_parts;
@@ -43,4 +46,5 @@ mod store;
 pub(super) mod toc_layer;
 mod vouched;
 pub(super) mod whole_file;
+pub(super) mod whole_image;
 mod whole_layer;

@@ -44,15 +44,7 @@ impl Ordinaries {
         let (cache, content) = (self.cache.clone(), self.settings.content.clone());
         tokio::spawn(async move {
             let _login = login;
-            let known = image.layers().map(|(layer, diff_id)| {
-                let record = store.layer(&layer.digest).filter(|record| record.is_proven)?;
-                Some(KnownLayer {
-                    digest: layer.digest,
-                    stored_size: layer.size,
-                    diff_id: *diff_id,
-                    index: store.index(&record.index)?,
-                })
-            });
+            let known = image.layers.iter().map(|layer| store.proven(layer));
             let Some(known) = known.collect::<Option<Vec<_>>>() else { return };
             let name = image.asked.to_string();
             let content = content.map(ContentStore::new);
@@ -84,6 +76,9 @@ async fn make(
         let bootstrap = bootstrap.open()?;
         let blobs = bootstrap.blobs();
         let content = LayerContent::open(blobs, &cache, content.as_ref());
+        if image.manifest.parsed.is_artifact() {
+            return Ok((made, None));
+        }
         let config = serde_json::from_slice(&image.config)?;
         let guess = runtime.block_on(prefetch::makers_guess(&config, &bootstrap, &content));
         Ok((made, NotedGuess::of(&guess)))

@@ -13,16 +13,21 @@ use std::{
     cell::Cell,
     io::{self, Read},
     ops::Range,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
     time::Duration,
 };
 
 use bytes::{Buf as _, Bytes};
 use futures_util::stream::{self, StreamExt as _};
-use lazuli_image::{Decoded, Digest, Stored, oci::Descriptor};
+use lazuli_image::{Decoded, Digest, Stored};
 use lazuli_registry::{RegistryError, Repository};
 
 use super::{
+    claimed_layer::ClaimedLayer,
     spool::Spool,
     store::IndexStore,
     whole_layer::{self, LayerError},
@@ -51,21 +56,24 @@ pub(super) struct Pull {
     pub(super) store: Arc<IndexStore>,
     /// See [`key_of`](super::begin::key_of).
     pub(super) repository_key: String,
+    /// Counts stored bytes of the layer that are here.
+    pub(super) fetched: Arc<AtomicU64>,
 }
 
 impl Pull {
-    /// Pulls a layer whose tar must have the digest `diff_id`.
-    pub(super) async fn layer(self, layer: &Descriptor, diff_id: Digest) -> Result<(), LayerError> {
+    /// Pulls a layer, which must be what is claimed of it.
+    pub(super) async fn layer(self, layer: &ClaimedLayer) -> Result<(), LayerError> {
         let mut spool = self.spool(layer);
         let held = spool.as_ref().map_or(0, Spool::held);
         if held > 0 {
-            tracing::info!(layer = %layer.digest, held, size = layer.size, "the pull goes on");
+            let size = layer.descriptor.size;
+            tracing::info!(layer = %layer.digest(), held, size, "the pull goes on");
         }
-        let mut pulled = self.fetch(layer, diff_id, &mut spool).await;
+        let mut pulled = self.fetch(layer, &mut spool).await;
         let is_wrong = matches!(pulled, Err(LayerError::Build(_) | LayerError::DiffId { .. }));
         // A power cut may have damaged the spool.
         if held > 0 && is_wrong && clear(&mut spool) {
-            pulled = self.fetch(layer, diff_id, &mut spool).await;
+            pulled = self.fetch(layer, &mut spool).await;
         }
         let goes_on = matches!(pulled, Err(LayerError::Registry(_)));
         if !goes_on && let Some(spool) = spool {
@@ -75,25 +83,26 @@ impl Pull {
     }
 
     /// The layer's spool; `None` for a layer that takes a single request.
-    fn spool(&self, layer: &Descriptor) -> Option<Spool> {
-        if layer.size <= PART {
+    fn spool(&self, layer: &ClaimedLayer) -> Option<Spool> {
+        let size = layer.descriptor.size;
+        if size <= PART {
             return None;
         }
-        let path = self.store.spool(&self.repository_key, &layer.digest);
-        let opened = Spool::open(path, layer.size);
+        let path = self.store.spool(&self.repository_key, &layer.key());
+        let opened = Spool::open(path, size);
         let failed = |error: &io::Error| {
-            tracing::warn!(layer = %layer.digest, %error, "its pull cannot be continued");
+            tracing::warn!(layer = %layer.digest(), %error, "its pull cannot be continued");
         };
         opened.inspect_err(failed).ok().flatten()
     }
 
     async fn fetch(
         &self,
-        layer: &Descriptor,
-        diff_id: Digest,
+        layer: &ClaimedLayer,
         spool: &mut Option<Spool>,
     ) -> Result<(), LayerError> {
         let held = spool.as_ref().map_or(0, Spool::held);
+        self.fetched.store(held, Ordering::Relaxed);
         let before = spool.as_ref().map(Spool::read_held).transpose();
         let before: Box<dyn Read + Send> = match before.map_err(LayerError::Store)? {
             Some(before) => Box::new(before),
@@ -104,7 +113,7 @@ impl Pull {
         let (cache, store) = (self.cache.clone(), self.store.clone());
         let read = {
             let layer = layer.clone();
-            move || read(&cache, &store, &layer, diff_id, source)
+            move || read(&cache, &store, &layer, source)
         };
         let indexing = tokio::task::spawn_blocking(read);
         let fetched = self.send_parts(layer, held, spool, parts).await;
@@ -116,20 +125,23 @@ impl Pull {
     /// Fetches the part behind the first `held` bytes, and passes it to the reader.
     async fn send_parts(
         &self,
-        layer: &Descriptor,
+        layer: &ClaimedLayer,
         held: u64,
         spool: &mut Option<Spool>,
         parts: mpsc::SyncSender<io::Result<Bytes>>,
     ) -> Result<(), RegistryError> {
         let urgent = self.cache.urgent_fetch();
-        let size = layer.size;
+        let (digest, size) = (layer.digest(), layer.descriptor.size);
         let ranges = (held..size).step_by(PART as usize).map(|at| at..size.min(at + PART));
-        let fetch = |range| part(self.repository.clone(), layer.digest, size, range);
+        let fetch = |range| part(self.repository.clone(), digest, size, range);
         let mut requests = stream::iter(ranges).map(fetch).buffered(PARALLEL);
         while let Some(part) = requests.next().await {
             urgent.data_arrived();
             let (part, failed) = match part {
-                Ok(part) => (Ok(part), None),
+                Ok(part) => {
+                    self.fetched.fetch_add(part.len() as u64, Ordering::Relaxed);
+                    (Ok(part), None)
+                }
                 Err(error) => (Err(io::Error::other(error.to_string())), Some(error)),
             };
             let (parts, own) = (parts.clone(), spool.take());
@@ -197,12 +209,12 @@ async fn part(
 fn read(
     cache: &Arc<Cache>,
     store: &IndexStore,
-    layer: &Descriptor,
-    diff_id: Digest,
+    layer: &ClaimedLayer,
     source: impl Read + Send + 'static,
 ) -> Result<(), LayerError> {
-    // Layers unpack to two or three times as much.
-    if !cache.has_room_for_the_rest(layer.size.saturating_mul(3)) {
+    // Tars unpack to two or three times as much.
+    let unpacked = if layer.file.is_some() { 1 } else { 3 };
+    if !cache.has_room_for_the_rest(layer.descriptor.size.saturating_mul(unpacked)) {
         return Err(LayerError::NoRoom);
     }
     let incoming = cache.incoming()?;
@@ -221,11 +233,11 @@ fn read(
     };
     // The builder's error would mean that the layer is wrong, and worth a second pull.
     let wrong_or_full = |error| if is_full.get() { LayerError::NoRoom } else { error };
-    let known = whole_layer::read(layer, diff_id, source, &mut sink).map_err(wrong_or_full)?;
+    let known = whole_layer::read(layer, source, &mut sink).map_err(wrong_or_full)?;
     if let Some(blob) = blob_of(known.clone())? {
         cache.import(incoming, &blob)?;
     }
-    whole_layer::keep(store, &known)
+    whole_layer::keep(store, &layer.key(), &known)
 }
 
 /// A layer as it arrives.

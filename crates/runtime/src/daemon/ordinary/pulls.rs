@@ -2,12 +2,12 @@
 //!
 //! A pull is joined by images of the same repository alone, and each repository has slots of its
 //! own. Its first pull takes one slot of the node; for further ones all repositories share
-//! [`FURTHER`], so that registries that hang or trickle leave slots to others. A layer waits
-//! [`SLOT_LIMIT`] at most for a slot of the node.
+//! [`FURTHER`], so that registries that hang or trickle leave slots to others. A layer that
+//! containerd could pull waits [`SLOT_LIMIT`] at most for a slot of the node.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex, Weak, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
@@ -17,6 +17,7 @@ use tokio::{
     time::timeout,
 };
 
+use super::whole_layer::LayerError;
 use crate::sync::lock;
 
 /// Layers of one repository that are pulled at the same time, beside one: each takes a processor.
@@ -35,11 +36,46 @@ const SLOT_LIMIT: Duration = Duration::from_secs(5);
 /// How long a layer that could not be pulled is left to containerd.
 const GIVEN_UP: Duration = Duration::from_secs(600);
 
-/// How the pull of a layer ended, or when it failed.
-pub(super) type Outcome = Result<(), Instant>;
+/// Who waits for a pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PullFor {
+    /// containerd. It pulls by itself what this node does not, and is not kept waiting.
+    Containerd,
+    /// A command. It has no other way, and waits for as long as it takes.
+    Command,
+}
 
-/// The pull of a layer: nothing until it has ended.
-pub(super) type Running = watch::Receiver<Option<Outcome>>;
+/// How the pull of a layer ended.
+pub(super) type Outcome = Result<(), Failed>;
+
+/// The failure of a pull.
+#[derive(Clone, Debug)]
+pub(super) struct Failed {
+    at: Instant,
+    pub(super) why: Arc<LayerError>,
+}
+
+impl From<LayerError> for Failed {
+    fn from(error: LayerError) -> Self {
+        Failed { at: Instant::now(), why: Arc::new(error) }
+    }
+}
+
+/// The pull of a layer.
+#[derive(Debug)]
+struct Running {
+    /// Nothing until it has ended.
+    ended: watch::Receiver<Option<Outcome>>,
+    fetched: Arc<AtomicU64>,
+}
+
+/// The other end of it.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) ended: watch::Sender<Option<Outcome>>,
+    /// Stored bytes that are here.
+    pub(super) fetched: Arc<AtomicU64>,
+}
 
 /// A layer in a repository, `registry/name`.
 type Key = (String, Digest);
@@ -77,39 +113,43 @@ impl Default for Pulls {
 }
 
 impl Pulls {
-    /// Registers a pull of a layer. Returns the sender for its result, unless it is running or has
-    /// failed lately.
-    pub(super) fn begin(
-        &self,
-        repository: &str,
-        layer: Digest,
-    ) -> Option<watch::Sender<Option<Outcome>>> {
+    /// Registers a pull of a layer, by its key, unless it is running, or has failed lately and
+    /// there is another way to the layer.
+    pub(super) fn begin(&self, repository: &str, layer: Digest, by: PullFor) -> Option<Begun> {
         let mut layers = lock(&self.layers);
-        layers.retain(|_, pull| match *pull.borrow() {
+        layers.retain(|_, pull| match &*pull.ended.borrow() {
             // The sender of a pull that panicked is gone.
-            None => pull.has_changed().is_ok(),
+            None => pull.ended.has_changed().is_ok(),
             Some(Ok(())) => false,
-            Some(Err(when)) => when.elapsed() < GIVEN_UP,
+            Some(Err(failed)) => failed.at.elapsed() < GIVEN_UP,
         });
         let key = (repository.to_owned(), layer);
-        if layers.contains_key(&key) {
-            return None;
+        let known = layers.get(&key).map(|pull| pull.ended.borrow().is_some());
+        match (known, by) {
+            (None, _) | (Some(true), PullFor::Command) => {}
+            (Some(true), PullFor::Containerd) | (Some(false), _) => return None,
         }
-        let (sender, running) = watch::channel(None);
-        layers.insert(key, running);
-        Some(sender)
+        let ((sender, ended), fetched) = (watch::channel(None), Arc::<AtomicU64>::default());
+        layers.insert(key, Running { ended, fetched: fetched.clone() });
+        Some(Begun { ended: sender, fetched })
     }
 
-    /// Waits until a layer is pulled; false if it will not be.
-    pub(super) async fn pulled(&self, repository: &str, layer: Digest) -> bool {
-        let running = lock(&self.layers).get(&(repository.to_owned(), layer)).cloned();
-        let Some(mut running) = running else { return false };
-        let outcome = running.wait_for(Option::is_some).await;
-        outcome.is_ok_and(|outcome| matches!(*outcome, Some(Ok(()))))
+    /// Waits until the pull of a layer has ended; `None` if there is none, or it panicked.
+    pub(super) async fn ended(&self, repository: &str, layer: Digest) -> Option<Outcome> {
+        let key = (repository.to_owned(), layer);
+        let mut ended = lock(&self.layers).get(&key).map(|running| running.ended.clone())?;
+        let outcome = ended.wait_for(Option::is_some).await;
+        outcome.ok()?.clone()
+    }
+
+    /// How many stored bytes of a layer that is being pulled are here.
+    pub(super) fn fetched(&self, repository: &str, layer: Digest) -> Option<Arc<AtomicU64>> {
+        let key = (repository.to_owned(), layer);
+        lock(&self.layers).get(&key).map(|running| running.fetched.clone())
     }
 
     /// Waits for a slot to pull from a repository; `None` if others hold all slots for too long.
-    pub(super) async fn slot(&self, repository: &str) -> Option<PullSlot> {
+    pub(super) async fn slot(&self, repository: &str, by: PullFor) -> Option<PullSlot> {
         let of_repository = self.slots_of(repository);
         let further = async {
             let own = of_repository.further.clone().acquire_owned().await;
@@ -120,7 +160,11 @@ impl Pulls {
             first = of_repository.first.clone().acquire_owned() => vec![first],
             further = further => further.into(),
         };
-        let node = timeout(SLOT_LIMIT, self.node.clone().acquire_owned()).await.ok()?;
+        let node = self.node.clone().acquire_owned();
+        let node = match by {
+            PullFor::Containerd => timeout(SLOT_LIMIT, node).await.ok()?,
+            PullFor::Command => node.await,
+        };
         // The semaphores are never closed.
         let permits = own.into_iter().chain([node]).collect::<Result<_, _>>().ok()?;
         Some(PullSlot { _permits: permits, _repository: of_repository })
@@ -145,6 +189,8 @@ mod tests {
 
     use super::*;
 
+    const CONTAINERD: PullFor = PullFor::Containerd;
+
     fn layer() -> Digest {
         Algorithm::Sha256.digest(b"layer")
     }
@@ -152,26 +198,29 @@ mod tests {
     #[tokio::test]
     async fn images_of_a_repository_share_a_pull_and_others_do_not() {
         let pulls = Pulls::default();
-        let sender = pulls.begin("r.example/a", layer()).unwrap();
-        assert!(pulls.begin("r.example/a", layer()).is_none());
-        let other = pulls.begin("r.example/b", layer()).unwrap();
-        sender.send_replace(Some(Ok(())));
-        other.send_replace(Some(Err(Instant::now())));
-        assert!(pulls.pulled("r.example/a", layer()).await);
-        assert!(!pulls.pulled("r.example/b", layer()).await);
-        assert!(!pulls.pulled("r.example/c", layer()).await);
-        // A failed pull is not repeated for a while; a successful one may be repeated once its data
-        // is gone.
-        assert!(pulls.begin("r.example/b", layer()).is_none());
-        assert!(pulls.begin("r.example/a", layer()).is_some());
+        let begin = |repository, by| pulls.begin(repository, layer(), by);
+        let own = begin("r.example/a", CONTAINERD).unwrap();
+        assert!(begin("r.example/a", CONTAINERD).is_none());
+        assert!(begin("r.example/a", PullFor::Command).is_none());
+        let other = begin("r.example/b", CONTAINERD).unwrap();
+        own.ended.send_replace(Some(Ok(())));
+        other.ended.send_replace(Some(Err(LayerError::Busy.into())));
+        assert!(matches!(pulls.ended("r.example/a", layer()).await, Some(Ok(()))));
+        assert!(matches!(pulls.ended("r.example/b", layer()).await, Some(Err(_))));
+        assert!(pulls.ended("r.example/c", layer()).await.is_none());
+        // A failed pull is not repeated for a while, unless there is no other way; a successful one
+        // may be repeated once its data is gone.
+        assert!(begin("r.example/b", CONTAINERD).is_none());
+        assert!(begin("r.example/b", PullFor::Command).is_some());
+        assert!(begin("r.example/a", CONTAINERD).is_some());
     }
 
     #[tokio::test]
     async fn waiters_of_a_pull_that_panics_go_on() {
         let pulls = Pulls::default();
-        drop(pulls.begin("r.example/a", layer()).unwrap());
-        assert!(!pulls.pulled("r.example/a", layer()).await);
-        assert!(pulls.begin("r.example/a", layer()).is_some());
+        drop(pulls.begin("r.example/a", layer(), CONTAINERD).unwrap());
+        assert!(pulls.ended("r.example/a", layer()).await.is_none());
+        assert!(pulls.begin("r.example/a", layer(), CONTAINERD).is_some());
     }
 
     #[tokio::test(start_paused = true)]
@@ -181,17 +230,20 @@ mod tests {
         for repository in ["a", "b", "c"] {
             let slots = async {
                 loop {
-                    held.push(pulls.slot(repository).await.unwrap());
+                    held.push(pulls.slot(repository, CONTAINERD).await.unwrap());
                 }
             };
             // It waits for its own slots.
             assert!(timeout(SLOT_LIMIT * 100, slots).await.is_err());
         }
         assert_eq!(held.len(), 3 + FURTHER);
-        let other = timeout(at_once, pulls.slot("d")).await.expect("there is one").unwrap();
-        assert!(timeout(SLOT_LIMIT * 100, pulls.slot("d")).await.is_err(), "the others are taken");
-        assert!(pulls.slot("e").await.is_none(), "the node has none left");
+        let slot = |repository| pulls.slot(repository, CONTAINERD);
+        let other = timeout(at_once, slot("d")).await.expect("there is one").unwrap();
+        assert!(timeout(SLOT_LIMIT * 100, slot("d")).await.is_err(), "the others are taken");
+        assert!(slot("e").await.is_none(), "the node has none left");
+        let command = pulls.slot("e", PullFor::Command);
+        assert!(timeout(SLOT_LIMIT * 100, command).await.is_err(), "a command waits");
         drop(other);
-        assert!(timeout(at_once, pulls.slot("d")).await.is_ok_and(|slot| slot.is_some()));
+        assert!(timeout(at_once, slot("d")).await.is_ok_and(|slot| slot.is_some()));
     }
 }

@@ -182,7 +182,7 @@ mod tests {
         let layer = IndexLayer { digest, stored_size, file: None, source };
         let read = index_while_reading(layer, &mut |_, _| Ok(())).unwrap();
         let (diff_id, index) = (read.diff_id, read.index.bytes);
-        let known = KnownLayer { digest, stored_size, diff_id, index };
+        let known = KnownLayer { digest, stored_size, diff_id, file: None, index };
         let blob = blob_of(known.clone()).unwrap().unwrap();
         (known, blob)
     }

@@ -9,15 +9,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use lazuli_image::{
-    Digest,
-    oci::{Descriptor, ImageConfig},
-};
+use lazuli_image::Digest;
 use lazuli_policy::{Gate, LayerDigests, SignedIndex};
 use lazuli_registry::{ImageName, Manifest, Options};
 use tokio::sync::OnceCell;
 
-use super::{access::Access, pulls::Pulls, store::IndexStore};
+use super::{access::Access, claimed_layer::ClaimedLayer, pulls::Pulls, store::IndexStore};
 use crate::{cache::Cache, daemon::admission::logins::Lent, sync::lock};
 
 /// Images of which configuration and statements are remembered: containerd asks for one layer after
@@ -95,14 +92,15 @@ impl Ordinaries {
     }
 }
 
-/// An image whose layers containerd could unpack.
+/// An image whose layers containerd could unpack, or an artifact.
 #[derive(Debug)]
 pub(super) struct Ordinary {
     /// The name that the policy covers.
     pub(super) asked: ImageName,
     pub(super) manifest: Arc<Manifest>,
     pub(super) config: Bytes,
-    pub(super) diff_ids: Vec<Digest>,
+    /// None if its configuration lists others than its manifest.
+    pub(super) layers: Vec<ClaimedLayer>,
     /// The signed index, once it was searched for.
     pub(super) signed: OnceCell<Option<SignedIndex>>,
     /// Set once its index is being published.
@@ -114,16 +112,8 @@ pub(super) struct Ordinary {
 
 impl Ordinary {
     pub(super) fn new(asked: ImageName, manifest: Arc<Manifest>, config: Bytes) -> Self {
-        let parsed = ImageConfig::parse(&config).and_then(|config| config.diff_ids());
-        // A configuration that cannot be read is containerd's to complain about.
-        let diff_ids = parsed.unwrap_or_default();
-        let is_whole = diff_ids.len() == manifest.parsed.layers.len();
-        let diff_ids = if is_whole { diff_ids } else { Vec::new() };
+        let layers = ClaimedLayer::all_of(&manifest.parsed, &config);
         let (signed, published, looked_ahead, access) = Default::default();
-        Ordinary { asked, manifest, config, diff_ids, signed, published, looked_ahead, access }
-    }
-
-    pub(super) fn layers(&self) -> impl Iterator<Item = (&Descriptor, &Digest)> {
-        self.manifest.parsed.layers.iter().zip(&self.diff_ids)
+        Ordinary { asked, manifest, config, layers, signed, published, looked_ahead, access }
     }
 }

@@ -51,10 +51,9 @@ impl Images {
         }
         let Some(image) = self.ordinary_image(request, &name).await? else { return Ok(None) };
         let Some(named) = layer_by_toc(&image.manifest, toc) else { return Ok(None) };
-        let claimed = image.layers().find(|(layer, _)| layer.digest == named.digest);
-        let layer = claimed
-            .zip(SeekableLayer::of(named))
-            .map(|((_, claimed), layer)| TocLayer { layer, claimed_diff_id: *claimed });
+        let claimed = image.layers.iter().find(|layer| layer.digest() == named.digest);
+        let claimed = claimed.and_then(|layer| layer.diff_id).zip(SeekableLayer::of(named));
+        let layer = claimed.map(|(claimed_diff_id, layer)| TocLayer { layer, claimed_diff_id });
         let Some(layer) = layer else { return Ok(None) };
         let repository = lazuli_registry::open(&name, &options)?;
         let is_shown = image.access.allows(&*repository, None, layer.layer.digest).await?

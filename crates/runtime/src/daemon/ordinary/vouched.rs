@@ -8,10 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
-use lazuli_image::{
-    Digest,
-    oci::{Descriptor, NotedGuess, layer_index_tag, media_type},
-};
+use lazuli_image::oci::{Descriptor, NotedGuess, layer_index_tag, media_type};
 use lazuli_policy::{LayerDigests, SignedIndex, SignedLayer, StatedLayer};
 use lazuli_registry::{
     Document, ImageName, IndexTrust, Manifest, Options, Parsed, Pull, Repository,
@@ -19,6 +16,7 @@ use lazuli_registry::{
 
 use super::{
     access::AT_A_TIME,
+    claimed_layer::ClaimedLayer,
     state::{Ordinaries, Ordinary},
     store::Stated,
 };
@@ -69,10 +67,10 @@ impl Vouched {
         Vouched { layers, beside: listed.clone(), guess: parsed.guess() }
     }
 
-    /// The statement about a layer whose tar has the digest `diff_id`.
-    pub(super) fn of(&self, layer: &Digest, diff_id: &Digest) -> Option<&VouchedLayer> {
-        let is_it = |it: &&VouchedLayer| it.stated.layer == *layer && it.stated.diff_id == *diff_id;
-        self.layers.iter().find(is_it)
+    /// The statement about a layer whose tar has the claimed digest.
+    pub(super) fn of(&self, layer: &ClaimedLayer) -> Option<&VouchedLayer> {
+        let (digest, diff_id) = (layer.digest(), layer.diff_id?);
+        self.layers.iter().find(|it| it.stated.layer == digest && it.stated.diff_id == diff_id)
     }
 }
 
@@ -94,11 +92,10 @@ impl Ordinaries {
         if !self.may_be_signed(&image.asked) {
             return Ok(Vouched::default());
         }
-        let store = &self.store;
-        let unproven = image.layers().filter(|(layer, id)| !store.has_proven(&layer.digest, id));
-        let looks = unproven.map(|(layer, diff_id)| {
-            let layer = LayerDigests { layer: layer.digest, diff_id: *diff_id };
-            self.vouched_layer(image, indexes, layer)
+        let looks = image.layers.iter().filter_map(|layer| {
+            let is_wanted = self.store.proven(layer).is_none();
+            let layer = LayerDigests { layer: layer.digest(), diff_id: layer.diff_id? };
+            is_wanted.then(|| self.vouched_layer(image, indexes, layer))
         });
         let looks = stream::iter(looks.collect::<Vec<_>>()).buffered(AT_A_TIME);
         let layers = looks.collect::<Vec<_>>().await.into_iter().flatten().collect();

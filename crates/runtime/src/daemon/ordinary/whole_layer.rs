@@ -6,10 +6,13 @@ use lazuli_builder::{
     BuildError,
     index::{ChunkSink, IndexLayer, KnownLayer, index_while_reading},
 };
-use lazuli_image::{Algorithm, Digest, Hasher, oci::Descriptor};
+use lazuli_image::{Algorithm, Digest, Hasher};
 use lazuli_registry::RegistryError;
 
-use super::store::{IndexStore, LayerRecord};
+use super::{
+    claimed_layer::ClaimedLayer,
+    store::{IndexStore, LayerRecord},
+};
 use crate::{cache::CacheError, image::from_indexes::PrefixError};
 
 /// Why a layer was not read, or was rejected.
@@ -37,28 +40,28 @@ pub(super) enum LayerError {
     Ended,
 }
 
-/// Reads a layer from its first byte to its last, and indexes it. Its stored bytes have to be those
-/// of `layer`, and its tar that of `diff_id`. Blocks.
+/// Reads a layer from its first byte to its last, and indexes it. Its stored bytes and its tar have
+/// to be those that are claimed. Blocks.
 pub(super) fn read<'a>(
-    layer: &Descriptor,
-    diff_id: Digest,
+    layer: &ClaimedLayer,
     source: impl Read + Send + 'static,
     sink: &'a mut ChunkSink<'a>,
 ) -> Result<KnownLayer, LayerError> {
-    let (digest, stored_size) = (layer.digest, layer.size);
-    let source = Box::new(Checked::new(source, digest));
-    let taken = index_while_reading(IndexLayer { digest, stored_size, file: None, source }, sink)?;
-    if taken.diff_id != diff_id {
-        return Err(LayerError::DiffId { got: taken.diff_id, expected: diff_id });
+    let (digest, stored_size) = (layer.digest(), layer.descriptor.size);
+    let (file, source) = (layer.file.clone(), Box::new(Checked::new(source, digest)));
+    let taken = index_while_reading(IndexLayer { digest, stored_size, file, source }, sink)?;
+    let diff_id = taken.diff_id;
+    if let Some(expected) = layer.diff_id.filter(|claimed| *claimed != diff_id) {
+        return Err(LayerError::DiffId { got: diff_id, expected });
     }
-    Ok(KnownLayer { digest, stored_size, diff_id, index: taken.index.bytes })
+    Ok(layer.with_index(diff_id, taken.index.bytes))
 }
 
-/// Keeps the index of a layer that was read whole.
-pub(super) fn keep(store: &IndexStore, layer: &KnownLayer) -> Result<(), LayerError> {
+/// Keeps the index of a layer that was read whole, under its key.
+pub(super) fn keep(store: &IndexStore, key: &Digest, layer: &KnownLayer) -> Result<(), LayerError> {
     let index = store.keep_index(&layer.index).map_err(LayerError::Store)?;
     let record = LayerRecord { diff_id: layer.diff_id, index, is_proven: true };
-    store.note_layer(&layer.digest, &record).map_err(LayerError::Store)
+    store.note_layer(key, &record).map_err(LayerError::Store)
 }
 
 /// A reader that fails at its end if the content has another digest.

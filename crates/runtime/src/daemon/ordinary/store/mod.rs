@@ -3,7 +3,8 @@
 //! ```text
 //! ROOT/indexes/
 //!   blobs/HEX         the index with this digest
-//!   layers/HEX        which index the layer with this digest has, and the digest of its tar
+//!   layers/HEX        which index the layer with this digest has, and the digest of its tar. For a
+//!                     layer that is a file: the SHA-256 of `file ` and the layer's digest
 //!   ordinary/HEX      the image with this manifest: manifest and configuration
 //!   held/HEX          the same of an image of which clients of the layer store have layers
 //!   images/HEX        the index of the image with this manifest, or of the layer with this digest,
@@ -29,10 +30,12 @@ use std::{
 };
 
 use bytes::Bytes;
+use lazuli_builder::index::KnownLayer;
 use lazuli_image::{Algorithm, Digest};
 use lazuli_registry::Manifest;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use super::claimed_layer::ClaimedLayer;
 use crate::daemon::api::MountRequest;
 
 /// Size of all indexes above which unused ones are evicted. They take a hundredth of the layers.
@@ -204,11 +207,14 @@ impl IndexStore {
         }
     }
 
-    /// Returns whether the node has hashed all of a layer, whose tar has the digest `diff_id`, and
-    /// has its index.
-    pub(super) fn has_proven(&self, layer: &Digest, diff_id: &Digest) -> bool {
-        let known = self.layer(layer).filter(|it| it.is_proven && it.diff_id == *diff_id);
-        known.is_some_and(|record| self.index(&record.index).is_some())
+    /// A layer that the node has hashed whole, with its index, if it is what the image claims.
+    pub(super) fn proven(&self, layer: &ClaimedLayer) -> Option<KnownLayer> {
+        let record = self.layer(&layer.key()).filter(|record| record.is_proven)?;
+        let LayerRecord { diff_id, index, .. } = record;
+        if layer.diff_id.is_some_and(|claimed| claimed != diff_id) {
+            return None;
+        }
+        Some(layer.with_index(diff_id, self.index(&index)?))
     }
 
     /// Records a layer, unless its record is already proven and the new one is not.
@@ -362,6 +368,8 @@ fn remove(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use lazuli_image::oci::{Descriptor, media_type};
+
     use super::*;
 
     fn digest(text: &str) -> Digest {
@@ -398,15 +406,21 @@ mod tests {
         let bundle = IndexStore::of_bundle(&directory.path().join("bundle")).unwrap();
         let (layer, index) = (digest("layer"), digest("index"));
         let proven = LayerRecord { diff_id: digest("tar"), index, is_proven: true };
+        let claimed = ClaimedLayer {
+            descriptor: Descriptor::plain(media_type::LAYER_GZIP, layer, 5),
+            diff_id: Some(digest("tar")),
+            file: None,
+        };
+        let has_proven = || store.proven(&claimed).is_some();
         assert!(!store.knows_layers());
         bundle.add(&layer, &proven, b"index").unwrap();
-        assert!(store.knows_layers() && store.has_proven(&layer, &digest("tar")));
+        assert!(store.knows_layers() && has_proven());
         assert_eq!(store.index(&index).unwrap(), b"index");
         // A key's statement does not count beside it.
         store.note_layer(&layer, &LayerRecord { is_proven: false, ..proven }).unwrap();
         assert_eq!(store.layer(&layer), Some(proven));
         fs::write(bundle.path(BLOBS, &index), b"other").unwrap();
-        assert!(!store.has_proven(&layer, &digest("tar")));
+        assert!(!has_proven());
     }
 
     #[test]

@@ -1,0 +1,94 @@
+//! Ordinary images without an index, which a command pulls whole before it mounts them.
+
+use lazuli_testkit::{
+    oci::{Compression, Image, Layer},
+    registry::{FakeRegistry, Fault},
+    tarball::{self, Entry},
+};
+
+use crate::{
+    drivers,
+    lazuli::Lazuli,
+    numbered::{files, read},
+};
+
+/// A registry with an ordinary image of two layers, and the image's name.
+fn stored(lazuli: &Lazuli, upper: Compression) -> (FakeRegistry, String) {
+    let registry = FakeRegistry::start().unwrap();
+    let lower = Layer::new(tarball::write(&files()), Compression::Gzip);
+    let upper = Layer::new(tarball::write(&[Entry::file("upper", "text")]), upper);
+    Image::new([lower, upper]).write_layout(&lazuli.path("source"), "x").unwrap();
+    let name = format!("{}/app:1", registry.host());
+    lazuli.ok(["copy", "oci:source:x", &name]);
+    registry.reset_stats();
+    (registry, name)
+}
+
+fn read_all(directory: &std::path::Path) {
+    (0..20).for_each(|number| read(directory, number).unwrap());
+    assert_eq!(std::fs::read(directory.join("upper")).unwrap(), b"text");
+}
+
+#[test]
+fn an_image_without_an_index_is_pulled_once() {
+    for driver in drivers::here() {
+        let lazuli = Lazuli::new();
+        let (registry, name) = stored(&lazuli, Compression::None);
+        let mountpoint = lazuli.directory("mnt");
+        let at = mountpoint.to_str().unwrap();
+        let output = lazuli.output(["mount", &name, at, "--driver", driver]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && said.contains("has no index"), "{said}");
+        read_all(&mountpoint);
+        lazuli.ok(["umount", at]);
+        lazuli.kill(lazuli.worker());
+        // Its layers are known now, and everything of it is here.
+        registry.reset_stats();
+        let output = lazuli.output(["mount", &name, at, "--driver", driver]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        read_all(&mountpoint);
+        let layers = registry.log().into_iter().filter(|request| request.bytes().is_some());
+        assert_eq!(layers.count(), 0);
+        lazuli.ok(["umount", at]);
+        assert_eq!(registry.violations(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn prefetch_pulls_an_image_without_an_index() {
+    if !drivers::able("fuse") {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let (registry, name) = stored(&lazuli, Compression::Gzip);
+    assert!(lazuli.ok(["prefetch", &name, "--wait"]).contains("is here"));
+    let mountpoint = lazuli.directory("mnt");
+    let at = mountpoint.to_str().unwrap();
+    let output = lazuli.output(["mount", &name, at, "--driver", "fuse"]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    registry.go_away();
+    read_all(&mountpoint);
+    lazuli.ok(["umount", at]);
+}
+
+#[test]
+fn what_cannot_be_pulled_is_named() {
+    let lazuli = Lazuli::new();
+    let mountpoint = lazuli.directory("mnt");
+    let at = mountpoint.to_str().unwrap();
+    let (_registry, name) = stored(&lazuli, Compression::Zstd);
+    let error = lazuli.fails(["mount", &name, at]);
+    assert!(error.contains("+zstd cannot be indexed"), "{error}");
+    // A layer that is another one than the manifest says is pulled again once it is right.
+    let (registry, name) = stored(&lazuli, Compression::Gzip);
+    registry.fault("GET", "/blobs/", 1000, Fault::WrongBytes);
+    let error = lazuli.fails(["mount", &name, at]);
+    assert!(error.contains("digest") || error.contains("sha256:"), "{error}");
+    assert_eq!(lazuli.status()["mounts"].as_array().unwrap().len(), 0);
+    registry.clear_faults();
+    if drivers::able("fuse") {
+        lazuli.ok(["mount", &name, at, "--driver", "fuse"]);
+        read_all(&mountpoint);
+        lazuli.ok(["umount", at]);
+    }
+}

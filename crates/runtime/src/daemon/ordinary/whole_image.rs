@@ -1,0 +1,110 @@
+//! Pulls of images and artifacts that have no index, for commands.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use lazuli_registry::{ImageName, IndexTrust, Manifest};
+
+use super::{
+    begin::key_of, claimed_layer::ClaimedLayer, pulls::PullFor, state::Ordinaries,
+    whole_layer::LayerError,
+};
+use crate::daemon::{
+    DaemonError,
+    api::{MountRequest, PrefetchStatus},
+    node::Node,
+};
+
+/// The layers that are being pulled.
+#[derive(Debug, Default)]
+pub(in crate::daemon) struct PullProgress(Vec<ArrivingLayer>);
+
+#[derive(Debug)]
+struct ArrivingLayer {
+    size: u64,
+    fetched: Arc<AtomicU64>,
+}
+
+impl PullProgress {
+    pub(in crate::daemon) fn status(&self) -> PrefetchStatus {
+        let here = |layer: &ArrivingLayer| layer.fetched.load(Ordering::Relaxed);
+        PrefetchStatus {
+            bytes_here: self.0.iter().map(here).sum(),
+            bytes_total: self.0.iter().map(|layer| layer.size).sum(),
+            done: false,
+        }
+    }
+}
+
+impl Node {
+    /// Returns whether this node may use indexes, its own among them.
+    pub(in crate::daemon) fn may_index(&self) -> bool {
+        self.admission.registry.indexes != IndexTrust::Nothing
+    }
+
+    /// Pulls all layers of an image or artifact that this node has not hashed, and publishes its
+    /// index if the operator wants that. `show` gets the progress when it has begun.
+    pub(in crate::daemon) async fn pull_layers(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+        manifest: &Arc<Manifest>,
+        show: impl FnOnce(PullProgress),
+    ) -> Result<(), DaemonError> {
+        let options = self.admission.options(request);
+        self.admission.admit(request, manifest).await?;
+        let repository = lazuli_registry::open(name, &options)?;
+        let image = self.ordinaries.image(request, name, manifest.clone(), &options).await?;
+        let layers = image.layers.iter();
+        let missing: Vec<_> =
+            layers.filter(|layer| self.ordinaries.store.proven(layer).is_none()).collect();
+        let failed = |layer: &ClaimedLayer, why: String| {
+            let (image, layer) = (name.to_string(), layer.digest());
+            let why = why.trim_start_matches(&format!("layer {layer}: ")).to_owned();
+            DaemonError::NotPulled { image, layer, why }
+        };
+        if let Some(layer) = missing.iter().find(|layer| !layer.is_readable()) {
+            let kind = &layer.descriptor.media_type;
+            let why = format!("layers of the type {kind} cannot be indexed; see `lazuli convert`");
+            return Err(failed(layer, why));
+        }
+        let repository_key = key_of(&*repository);
+        for layer in &missing {
+            self.ordinaries.begin_pull(layer, &repository, None, PullFor::Command);
+        }
+        let arriving = missing.iter().filter_map(|layer| {
+            let fetched = self.ordinaries.pulls.fetched(&repository_key, layer.key())?;
+            Some(ArrivingLayer { size: layer.descriptor.size, fetched })
+        });
+        show(PullProgress(arriving.collect()));
+        for layer in missing {
+            loop {
+                let outcome = self.ordinaries.pulls.ended(&repository_key, layer.key()).await;
+                match outcome.transpose() {
+                    Ok(Some(())) => break,
+                    Ok(None) => return Err(failed(layer, LayerError::Ended.to_string())),
+                    // It was pulled for containerd.
+                    Err(error) if matches!(*error.why, LayerError::Busy) => {
+                        self.ordinaries.begin_pull(layer, &repository, None, PullFor::Command);
+                    }
+                    Err(error) => return Err(failed(layer, error.why.to_string())),
+                }
+            }
+        }
+        self.ordinaries.publish_once(&image, false, &repository, None);
+        Ok(())
+    }
+}
+
+impl Ordinaries {
+    /// Returns whether this node has hashed all layers of an image or artifact.
+    pub(super) fn has_hashed(&self, manifest: &Manifest) -> bool {
+        let layers = ClaimedLayer::by_manifest(&manifest.parsed);
+        let is_proven = |layer: &ClaimedLayer| {
+            self.store.layer(&layer.key()).is_some_and(|record| record.is_proven)
+        };
+        !layers.is_empty() && layers.iter().all(is_proven)
+    }
+}

@@ -7,6 +7,7 @@ of PyPI, to NumPy arrays) on a new node, in each of these ways in turn:
 
   convert   the image that `lazuli convert` makes of the artifact, mounted
   index     the artifact mounted by its own name, with an index
+  whole     the same, but no index counts: the node pulls the artifact, and mounts it then
   download  as an init container: all files by curl at once, their digests checked; then the loader
   pull      the ordinary image: ctr image pull, which unpacks it; then the loader
 
@@ -34,7 +35,7 @@ from lab.registry import remote_registry
 from .big import near_end
 from .contenders.overlayfs import Overlayfs
 
-WAYS = ["convert", "index", "download", "pull"]
+WAYS = ["convert", "index", "whole", "download", "pull"]
 NETWORKS = "1000x20,2500x5,0x0"
 FILES = 3
 TENSOR = 16 << 20
@@ -119,9 +120,9 @@ class Model:
         said = run(sys.executable, "-c", LOADER, every, began, *paths, env=os.environ | {"PYTHONPATH": str(self.work / "packages")})
         return tuple(map(float, said.split()))
 
-    def mounted(self, name, every):
+    def mounted(self, name, every, config=CONFIG):
         """Mount by lazuli, and load."""
-        with Node(self.work / "node", CONFIG) as this:
+        with Node(self.work / "node", config) as this:
             drop_caches()
             began = time.monotonic()
             with this.mounted(name, self.work / "node/model", "auto") as at:
@@ -158,6 +159,7 @@ class Model:
 START = {
     "convert": lambda model, far, every: model.mounted(f"{far}/model:volume", every),
     "index": lambda model, far, every: model.mounted(f"{far}/model:1", every),
+    "whole": lambda model, far, every: model.mounted(f"{far}/model:1", every, config=""),
     "download": Model.downloaded,
     "pull": Model.pulled,
 }

@@ -288,6 +288,13 @@ impl Cache {
         on_disk && max.is_none_or(fits)
     }
 
+    /// Returns whether `bytes` more may come that someone has asked for and waits for: as for hints,
+    /// and as far as [`Settings::max_bytes`] goes. Blocks briefly.
+    pub(crate) fn has_room_on_request(&self, bytes: u64) -> bool {
+        let fits = |max: u64| self.usage().is_ok_and(|(_, used)| used + bytes <= max);
+        self.has_room_for_hints(bytes) && self.settings.max_bytes.is_none_or(fits)
+    }
+
     /// Returns whether one in `parts` parts of the disk stays free.
     fn leaves_free(&self, bytes: u64, parts: u64) -> bool {
         rustix::fs::statvfs(&self.dir).is_ok_and(|disk| {

@@ -1,6 +1,6 @@
 //! Starts pulls of layers that have no index.
 
-use std::sync::{Arc, atomic::AtomicU64};
+use std::sync::Arc;
 
 use lazuli_image::Digest;
 use lazuli_registry::Repository;
@@ -31,7 +31,7 @@ impl Ordinaries {
             let is_stated = vouched.of(layer).is_some_and(|vouched| is_here(&vouched.stated.index));
             let is_proven = record.is_some_and(|record| store.index(&record.index).is_some());
             if !is_proven && !is_stated && layer.is_readable() {
-                self.begin_pull(layer, repository, login, PullFor::Containerd);
+                self.begin_pull(layer, repository, login, &PullFor::Containerd);
             }
         }
     }
@@ -42,31 +42,32 @@ impl Ordinaries {
         layer: &ClaimedLayer,
         repository: &Arc<dyn Repository>,
         login: Option<&Arc<Lent>>,
-        by: PullFor,
+        by: &PullFor,
     ) {
         let repository_key = key_of(&**repository);
         let Some(begun) = self.pulls.begin(&repository_key, layer.key(), by) else { return };
-        let fetched: Arc<AtomicU64> = begun.fetched;
         let pull = Pull {
             repository: repository.clone(),
             cache: self.cache.clone(),
             store: self.store.clone(),
             repository_key: repository_key.clone(),
-            fetched,
+            by: by.clone(),
+            fetched: begun.fetched,
         };
         let (pulls, login, layer) = (self.pulls.clone(), login.cloned(), layer.clone());
+        let by = by.clone();
         tokio::spawn(async move {
             let _login = login;
-            let pulled = match pulls.slot(&repository_key, by).await {
+            let pulled = match pulls.slot(&repository_key, &by).await {
                 Some(_slot) => pull.layer(&layer).await,
                 None => Err(LayerError::Busy),
             };
-            match (&pulled, by) {
+            match (&pulled, &by) {
                 (Ok(()), _) => tracing::info!(layer = %layer.digest(), "pulled and indexed"),
                 (Err(error), PullFor::Containerd) => {
                     tracing::info!(layer = %layer.digest(), %error, "left to containerd");
                 }
-                (Err(error), PullFor::Command) => {
+                (Err(error), PullFor::Command(_)) => {
                     tracing::warn!(layer = %layer.digest(), %error, "not pulled");
                 }
             }

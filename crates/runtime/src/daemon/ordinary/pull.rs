@@ -28,11 +28,12 @@ use lazuli_registry::{RegistryError, Repository};
 
 use super::{
     claimed_layer::ClaimedLayer,
+    pulls::PullFor,
     spool::Spool,
     store::IndexStore,
     whole_layer::{self, LayerError},
 };
-use crate::{cache::Cache, image::from_indexes::blob_of};
+use crate::{cache::Cache, image::from_indexes::blob_of, sync::lock};
 
 /// Stored bytes of one request.
 const PART: u64 = 2 << 20;
@@ -56,6 +57,7 @@ pub(super) struct Pull {
     pub(super) store: Arc<IndexStore>,
     /// See [`key_of`](super::begin::key_of).
     pub(super) repository_key: String,
+    pub(super) by: PullFor,
     /// Counts stored bytes of the layer that are here.
     pub(super) fetched: Arc<AtomicU64>,
 }
@@ -110,10 +112,10 @@ impl Pull {
         };
         let (parts, arriving) = mpsc::sync_channel(WAITING);
         let source = before.chain(Arriving { arriving, part: Bytes::new() });
-        let (cache, store) = (self.cache.clone(), self.store.clone());
+        let (cache, store, by) = (self.cache.clone(), self.store.clone(), self.by.clone());
         let read = {
             let layer = layer.clone();
-            move || read(&cache, &store, &layer, source)
+            move || read(&cache, &store, &layer, &by, source)
         };
         let indexing = tokio::task::spawn_blocking(read);
         let fetched = self.send_parts(layer, held, spool, parts).await;
@@ -210,11 +212,16 @@ fn read(
     cache: &Arc<Cache>,
     store: &IndexStore,
     layer: &ClaimedLayer,
+    by: &PullFor,
     source: impl Read + Send + 'static,
 ) -> Result<(), LayerError> {
+    let has_room = |bytes| match by {
+        PullFor::Containerd => cache.has_room_for_the_rest(bytes),
+        PullFor::Command(_) => cache.has_room_on_request(bytes),
+    };
     // Tars unpack to two or three times as much.
     let unpacked = if layer.file.is_some() { 1 } else { 3 };
-    if !cache.has_room_for_the_rest(layer.descriptor.size.saturating_mul(unpacked)) {
+    if !has_room(layer.descriptor.size.saturating_mul(unpacked)) {
         return Err(LayerError::NoRoom);
     }
     let incoming = cache.incoming()?;
@@ -223,7 +230,7 @@ fn read(
     let mut sink = |at: Decoded, content: &[u8]| {
         let before = written / LOOK;
         written += content.len() as u64;
-        let kept = if written / LOOK > before && !cache.has_room_for_the_rest(LOOK) {
+        let kept = if written / LOOK > before && !has_room(LOOK) {
             Err(io::ErrorKind::StorageFull.into())
         } else {
             incoming.write(at, content)
@@ -235,7 +242,10 @@ fn read(
     let wrong_or_full = |error| if is_full.get() { LayerError::NoRoom } else { error };
     let known = whole_layer::read(layer, source, &mut sink).map_err(wrong_or_full)?;
     if let Some(blob) = blob_of(known.clone())? {
-        cache.import(incoming, &blob)?;
+        let blob = cache.import(incoming, &blob)?;
+        if let PullFor::Command(open) = by {
+            lock(open).push(blob);
+        }
     }
     whole_layer::keep(store, &layer.key(), &known)
 }

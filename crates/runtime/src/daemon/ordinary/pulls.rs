@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::whole_layer::LayerError;
-use crate::sync::lock;
+use crate::{cache::CachedBlob, sync::lock};
 
 /// Layers of one repository that are pulled at the same time, beside one: each takes a processor.
 const OF_REPOSITORY: usize = 2;
@@ -37,13 +37,17 @@ const SLOT_LIMIT: Duration = Duration::from_secs(5);
 const GIVEN_UP: Duration = Duration::from_secs(600);
 
 /// Who waits for a pull.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) enum PullFor {
     /// containerd. It pulls by itself what this node does not, and is not kept waiting.
     Containerd,
-    /// A command. It has no other way, and waits for as long as it takes.
-    Command,
+    /// A command. It has no other way, and waits for as long as it takes. What it pulls stays open,
+    /// so that nothing is evicted before it is used.
+    Command(OpenBlobs),
 }
+
+/// Blobs of layers that were pulled.
+pub(super) type OpenBlobs = Arc<Mutex<Vec<Arc<CachedBlob>>>>;
 
 /// How the pull of a layer ended.
 pub(super) type Outcome = Result<(), Failed>;
@@ -115,7 +119,7 @@ impl Default for Pulls {
 impl Pulls {
     /// Registers a pull of a layer, by its key, unless it is running, or has failed lately and
     /// there is another way to the layer.
-    pub(super) fn begin(&self, repository: &str, layer: Digest, by: PullFor) -> Option<Begun> {
+    pub(super) fn begin(&self, repository: &str, layer: Digest, by: &PullFor) -> Option<Begun> {
         let mut layers = lock(&self.layers);
         layers.retain(|_, pull| match &*pull.ended.borrow() {
             // The sender of a pull that panicked is gone.
@@ -126,7 +130,7 @@ impl Pulls {
         let key = (repository.to_owned(), layer);
         let known = layers.get(&key).map(|pull| pull.ended.borrow().is_some());
         match (known, by) {
-            (None, _) | (Some(true), PullFor::Command) => {}
+            (None, _) | (Some(true), PullFor::Command(_)) => {}
             (Some(true), PullFor::Containerd) | (Some(false), _) => return None,
         }
         let ((sender, ended), fetched) = (watch::channel(None), Arc::<AtomicU64>::default());
@@ -149,7 +153,7 @@ impl Pulls {
     }
 
     /// Waits for a slot to pull from a repository; `None` if others hold all slots for too long.
-    pub(super) async fn slot(&self, repository: &str, by: PullFor) -> Option<PullSlot> {
+    pub(super) async fn slot(&self, repository: &str, by: &PullFor) -> Option<PullSlot> {
         let of_repository = self.slots_of(repository);
         let further = async {
             let own = of_repository.further.clone().acquire_owned().await;
@@ -163,7 +167,7 @@ impl Pulls {
         let node = self.node.clone().acquire_owned();
         let node = match by {
             PullFor::Containerd => timeout(SLOT_LIMIT, node).await.ok()?,
-            PullFor::Command => node.await,
+            PullFor::Command(_) => node.await,
         };
         // The semaphores are never closed.
         let permits = own.into_iter().chain([node]).collect::<Result<_, _>>().ok()?;
@@ -189,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    const CONTAINERD: PullFor = PullFor::Containerd;
+    const CONTAINERD: &PullFor = &PullFor::Containerd;
 
     fn layer() -> Digest {
         Algorithm::Sha256.digest(b"layer")
@@ -199,9 +203,10 @@ mod tests {
     async fn images_of_a_repository_share_a_pull_and_others_do_not() {
         let pulls = Pulls::default();
         let begin = |repository, by| pulls.begin(repository, layer(), by);
+        let command = &PullFor::Command(OpenBlobs::default());
         let own = begin("r.example/a", CONTAINERD).unwrap();
         assert!(begin("r.example/a", CONTAINERD).is_none());
-        assert!(begin("r.example/a", PullFor::Command).is_none());
+        assert!(begin("r.example/a", command).is_none());
         let other = begin("r.example/b", CONTAINERD).unwrap();
         own.ended.send_replace(Some(Ok(())));
         other.ended.send_replace(Some(Err(LayerError::Busy.into())));
@@ -211,7 +216,7 @@ mod tests {
         // A failed pull is not repeated for a while, unless there is no other way; a successful one
         // may be repeated once its data is gone.
         assert!(begin("r.example/b", CONTAINERD).is_none());
-        assert!(begin("r.example/b", PullFor::Command).is_some());
+        assert!(begin("r.example/b", command).is_some());
         assert!(begin("r.example/a", CONTAINERD).is_some());
     }
 
@@ -241,7 +246,8 @@ mod tests {
         let other = timeout(at_once, slot("d")).await.expect("there is one").unwrap();
         assert!(timeout(SLOT_LIMIT * 100, slot("d")).await.is_err(), "the others are taken");
         assert!(slot("e").await.is_none(), "the node has none left");
-        let command = pulls.slot("e", PullFor::Command);
+        let by = PullFor::Command(OpenBlobs::default());
+        let command = pulls.slot("e", &by);
         assert!(timeout(SLOT_LIMIT * 100, command).await.is_err(), "a command waits");
         drop(other);
         assert!(timeout(at_once, slot("d")).await.is_ok_and(|slot| slot.is_some()));

@@ -8,7 +8,10 @@ use std::sync::{
 use lazuli_registry::{ImageName, IndexTrust, Manifest};
 
 use super::{
-    begin::key_of, claimed_layer::ClaimedLayer, pulls::PullFor, state::Ordinaries,
+    begin::key_of,
+    claimed_layer::ClaimedLayer,
+    pulls::{OpenBlobs, PullFor},
+    state::Ordinaries,
     whole_layer::LayerError,
 };
 use crate::daemon::{
@@ -19,7 +22,11 @@ use crate::daemon::{
 
 /// The layers that are being pulled.
 #[derive(Debug, Default)]
-pub(in crate::daemon) struct PullProgress(Vec<ArrivingLayer>);
+pub(in crate::daemon) struct PullProgress {
+    layers: Vec<ArrivingLayer>,
+    /// As long as this lives.
+    _open: OpenBlobs,
+}
 
 #[derive(Debug)]
 struct ArrivingLayer {
@@ -31,8 +38,8 @@ impl PullProgress {
     pub(in crate::daemon) fn status(&self) -> PrefetchStatus {
         let here = |layer: &ArrivingLayer| layer.fetched.load(Ordering::Relaxed);
         PrefetchStatus {
-            bytes_here: self.0.iter().map(here).sum(),
-            bytes_total: self.0.iter().map(|layer| layer.size).sum(),
+            bytes_here: self.layers.iter().map(here).sum(),
+            bytes_total: self.layers.iter().map(|layer| layer.size).sum(),
             done: false,
         }
     }
@@ -45,7 +52,8 @@ impl Node {
     }
 
     /// Pulls all layers of an image or artifact that this node has not hashed, and publishes its
-    /// index if the operator wants that. `show` gets the progress when it has begun.
+    /// index if the operator wants that. `show` gets the progress when it has begun, and keeps it
+    /// until the image is served.
     pub(in crate::daemon) async fn pull_layers(
         &self,
         request: &MountRequest,
@@ -70,15 +78,16 @@ impl Node {
             let why = format!("layers of the type {kind} cannot be indexed; see `lazuli convert`");
             return Err(failed(layer, why));
         }
-        let repository_key = key_of(&*repository);
+        let (repository_key, open) = (key_of(&*repository), OpenBlobs::default());
+        let by = PullFor::Command(open.clone());
         for layer in &missing {
-            self.ordinaries.begin_pull(layer, &repository, None, PullFor::Command);
+            self.ordinaries.begin_pull(layer, &repository, None, &by);
         }
         let arriving = missing.iter().filter_map(|layer| {
             let fetched = self.ordinaries.pulls.fetched(&repository_key, layer.key())?;
             Some(ArrivingLayer { size: layer.descriptor.size, fetched })
         });
-        show(PullProgress(arriving.collect()));
+        show(PullProgress { layers: arriving.collect(), _open: open });
         for layer in missing {
             loop {
                 let outcome = self.ordinaries.pulls.ended(&repository_key, layer.key()).await;
@@ -87,7 +96,7 @@ impl Node {
                     Ok(None) => return Err(failed(layer, LayerError::Ended.to_string())),
                     // It was pulled for containerd.
                     Err(error) if matches!(*error.why, LayerError::Busy) => {
-                        self.ordinaries.begin_pull(layer, &repository, None, PullFor::Command);
+                        self.ordinaries.begin_pull(layer, &repository, None, &by);
                     }
                     Err(error) => return Err(failed(layer, error.why.to_string())),
                 }

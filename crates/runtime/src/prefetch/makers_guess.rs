@@ -116,6 +116,10 @@ impl<B: AsRef<[u8]> + Sync> Content for Files<'_, B> {
         }
         Some(bytes)
     }
+
+    fn is_at_hand(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

@@ -35,10 +35,6 @@ const HABITS: [Habit; 19] = [
             "$DIR/../lib/$NAME/encodings/__pycache__/aliases.*.pyc|$DIR/../lib/$NAME/encodings/aliases.py",
             "$DIR/../lib/$NAME/encodings/__pycache__/utf_8.*.pyc|$DIR/../lib/$NAME/encodings/utf_8.py",
             "$DIR/../lib/$NAME/__pycache__/sitecustomize.*.pyc",
-            "$DIR/../lib/$NAME/site-packages/*.pth",
-            "$DIR/../lib/python3/dist-packages/*.pth",
-            "$DIR/../lib/$NAME/site-packages/_distutils_hack/__pycache__/__init__.*.pyc",
-            "$DIR/../lib/python3/dist-packages/_distutils_hack/__pycache__/__init__.*.pyc",
             // In the C locale, an interpreter switches to UTF-8 by itself.
             "/usr/lib/locale/C.utf8/LC_CTYPE",
         ],

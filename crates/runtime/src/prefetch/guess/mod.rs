@@ -8,6 +8,7 @@
 //! config ─▶ command ─▶ paths ─▶ file ─┬─ ELF ─▶ linker ─▶ libraries ─▶ …
 //!                                     ├─ #! and shell scripts ─▶ programs ─▶ …
 //!                                     ├─ modules ─▶ imports ─▶ modules ─▶ …
+//!                                     ├─ constants ─▶ files
 //!                                     └─ habits ─▶ files
 //! ```
 //!
@@ -15,6 +16,7 @@
 //! bounded.
 
 mod command;
+mod constants;
 mod elf;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz {
@@ -80,6 +82,11 @@ pub(crate) trait Content: Send + Sync {
 
     /// The start runs this program.
     fn note_program(&self, _: Nid) {}
+
+    /// Returns whether everything is at hand, as where the image is made.
+    fn is_at_hand(&self) -> bool {
+        false
+    }
 }
 
 /// Files that are looked into at the same time.
@@ -124,7 +131,11 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
         }
         let mut next = looking.next().await;
         if next.is_none() {
-            break;
+            // Less likely than all that was followed so far.
+            let program = guess.take_unsearched().filter(|_| content.is_at_hand());
+            let Some(program) = program else { break };
+            let names = constants::names(content, &program).await;
+            guess.follow_constants(&program, &names);
         }
         while let Some((visit, seen)) = next {
             reading -= visit.bytes();

@@ -191,12 +191,17 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         }
     }
 
-    fn add_imports(&mut self, imports: &Arc<Imports>, found: Vec<Import>) {
+    pub(super) fn add_imports(&mut self, imports: &Arc<Imports>, found: Vec<Import>) {
         for import in found {
             match import {
                 Import::Module(file) => self.visit_module(file, imports),
                 Import::Within(file, imports) => self.visit_module(file, &Arc::new(imports)),
-                Import::Library(file) => self.visit(file, Role::Library(Asker::default())),
+                Import::Library(file) => {
+                    if imports.has_compiled_modules() {
+                        self.extensions.insert(file.nid, imports.clone());
+                    }
+                    self.visit(file, Role::Library(Asker::default()));
+                }
                 Import::Data(file) => self.want(&file),
                 Import::Listed(file) if self.loads_listed => self.visit_module(file, imports),
                 Import::Listed(file) if self.listed.len() < LISTED => {

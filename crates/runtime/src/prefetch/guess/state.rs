@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::{
     Piece,
     command::{self, Process},
+    constants::{self, ALL_NAMED},
     elf::Elf,
     habits::{self, habits, with_script},
     imports::{Classes, Imports, Language},
@@ -127,6 +128,12 @@ pub(super) struct Guess<'a, B> {
     /// Classes of a program in Java, and archives with its main class.
     pub(super) classes: Classes,
     pub(super) run_archives: HashSet<Nid>,
+    /// Compiled modules of interpreters, with the imports of these.
+    pub(super) extensions: HashMap<Nid, Arc<Imports>>,
+    /// Programs and libraries whose constants were not searched for names.
+    unsearched: VecDeque<Found>,
+    /// What files that constants name may yet have together.
+    pub(super) named_left: u64,
     known: HashSet<Nid>,
     /// Files that were looked into, each once for a role: a script is a program of the kernel's,
     /// and then a module of its interpreter's.
@@ -165,6 +172,9 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             loads_listed: false,
             classes: Classes::default(),
             run_archives: HashSet::new(),
+            extensions: HashMap::new(),
+            unsearched: VecDeque::new(),
+            named_left: ALL_NAMED,
             known: HashSet::new(),
             followed: HashSet::new(),
             programs_read: HashMap::new(),
@@ -197,6 +207,11 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
     /// Takes the programs that the start runs, as far as known, each once.
     pub(super) fn take_programs(&mut self) -> Vec<Nid> {
         mem::take(&mut self.programs)
+    }
+
+    /// Takes a program or library whose constants may name files.
+    pub(super) fn take_unsearched(&mut self) -> Option<Found> {
+        self.unsearched.pop_front()
     }
 
     /// Takes the doubtful pieces, once nothing more follows.
@@ -291,6 +306,9 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         if file.size > WHOLE {
             self.want_parts(file, &elf);
         }
+        if !constants::is_of_c_library(file) {
+            self.unsearched.push_back(file.clone());
+        }
         self.follow_libraries(file, elf, asker);
     }
 
@@ -337,6 +355,13 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             && let Some(at) = rest.iter().position(|word| self.program(word).is_some())
         {
             return self.run_within(&rest[at..], wrappers - 1);
+        }
+        // `tool server` may run `tool-server`.
+        if let Some((verb, rest)) = rest.split_first()
+            && !verb.starts_with(b"-")
+            && wrappers > 0
+        {
+            self.run_within(&[&[[name, &b"-"[..], verb].concat()], rest].concat(), wrappers - 1);
         }
         let directory = self.process.directory.clone();
         let is_shell = command::is_shell(name);
@@ -455,6 +480,11 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
     fn first_of(&mut self, patterns: &[Vec<u8>]) -> Vec<Found> {
         let found = patterns.iter().map(|pattern| self.paths.matching(pattern));
         found.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
+    }
+
+    /// Returns whether something of a file was added.
+    pub(super) fn is_known(&self, file: &Found) -> bool {
+        self.known.contains(&file.nid)
     }
 
     /// Adds a file other than a program or library, or the parts of a big file that are read first.

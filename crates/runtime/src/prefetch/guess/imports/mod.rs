@@ -58,6 +58,10 @@ const INTERPRETERS: [(&str, Language, &[&str]); 12] = [
             "$DIR/../local/lib/$NAME/dist-packages",
             "$DIR/../lib/$NAME/site-packages",
             "$DIR/../lib/python3/dist-packages",
+            // `pkg_resources` adds it.
+            "$DIR/../local/lib/$NAME/dist-packages/setuptools/_vendor",
+            "$DIR/../lib/$NAME/site-packages/setuptools/_vendor",
+            "$DIR/../lib/python3/dist-packages/setuptools/_vendor",
         ],
     ),
     (
@@ -91,6 +95,8 @@ const INTERPRETERS: [(&str, Language, &[&str]); 12] = [
             "$DIR/../bundle/ruby/*/gems/*/lib",
             "$DIR/../bundle/gems/*/lib",
             "/usr/share/rubygems-integration/*/gems/*/lib",
+            "/usr/lib/*/rubygems-integration/*/gems/*/lib",
+            "/usr/lib/*/rubygems-integration/*/extensions/*/*/*",
             "/var/lib/gems/*/gems/*/lib",
         ],
     ),
@@ -191,6 +197,9 @@ impl Imports {
             let pattern = pattern.split('/').map(fill).collect::<Vec<_>>().join(&b'/');
             roots.extend(paths.directories(&pattern));
         }
+        if *language == Language::Ruby {
+            scripts::add_inner_gems(paths, &mut roots);
+        }
         roots.truncate(ROOTS);
         let is_embedded = words.windows(2).any(|pair| pair == [&b"-mode"[..], b"embedded"]);
         Some(Imports { language: *language, roots, own: applications.to_vec(), is_embedded })
@@ -204,6 +213,23 @@ impl Imports {
 
     pub(super) fn is_java(&self) -> bool {
         self.language == Language::Java
+    }
+
+    /// Returns whether compiled modules name others in their constants.
+    pub(super) fn has_compiled_modules(&self) -> bool {
+        self.language == Language::Python
+    }
+
+    /// The modules that a constant of a compiled module names.
+    pub(super) fn follow_name(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        name: &[u8],
+    ) -> Vec<Import> {
+        match self.language {
+            Language::Python => self.python_constant(paths, name),
+            _ => Vec::new(),
+        }
     }
 
     /// Returns whether names are in tables anywhere in a module, not at its beginning.
@@ -278,6 +304,9 @@ impl Imports {
             });
             before = word;
         }
+        if self.language == Language::Python {
+            found.extend(self.site_files(paths));
+        }
         // Scripts may name a boot file that they make themselves.
         let is_boot = |import: &Import| match import {
             Import::Module(file) => file.name().ends_with(b".boot"),
@@ -327,9 +356,11 @@ pub(crate) mod fuzz {
     pub fn imports(bytes: &[u8]) {
         pyc::module(bytes);
         text::python(bytes);
+        text::python_site(bytes);
         text::javascript(bytes);
         text::ruby(bytes);
         text::ruby_program(bytes);
+        text::ruby_patterns(bytes);
         text::php(bytes);
         text::php_classes(bytes);
         text::perl(bytes);

@@ -8,6 +8,9 @@ use super::{
 /// Maximum number of packages that relative imports of source go up.
 const LEVELS: usize = 4;
 
+/// The ending of files in which installed packages have lines of Python.
+const SITE: &[u8] = b".pth";
+
 /// How a module names others.
 #[derive(Clone, Copy)]
 enum Written {
@@ -25,6 +28,10 @@ impl Imports {
         bytes: &[u8],
     ) -> Vec<Import> {
         const CACHE: &[u8] = b"/__pycache__";
+        if file.name().ends_with(SITE) {
+            let names = text::python_site(bytes);
+            return names.iter().flat_map(|name| self.absolute(paths, name)).collect();
+        }
         let directory = file.directory();
         let package = directory.strip_suffix(CACHE).unwrap_or(directory).to_vec();
         if file.name().ends_with(b".pyc") {
@@ -121,6 +128,23 @@ impl Imports {
         found.unwrap_or_default()
     }
 
+    /// The files whose lines the interpreter runs before anything else.
+    pub(super) fn site_files(&self, paths: &mut Paths<'_, impl AsRef<[u8]>>) -> Vec<Import> {
+        let is_site = |root: &&Vec<u8>| root.ends_with(b"-packages");
+        let patterns =
+            self.roots.iter().filter(is_site).map(|root| [root, &b"/*"[..], SITE].concat());
+        patterns.flat_map(|pattern| paths.matching(&pattern)).map(Import::Module).collect()
+    }
+
+    /// The modules that a constant of a compiled one names: `package.module`.
+    pub(super) fn python_constant(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        name: &[u8],
+    ) -> Vec<Import> {
+        if is_dotted(name) { self.absolute(paths, name) } else { Vec::new() }
+    }
+
     /// The files that `python -m name` runs.
     pub(super) fn python_program(
         &self,
@@ -178,6 +202,10 @@ fn module_in(
     let parts = name.split(|byte| *byte == b'.').filter(|part| !part.is_empty());
     for part in parts {
         let names = paths.named(&directory, part);
+        // What is compiled counts only beside its source.
+        if names.is_empty() {
+            break;
+        }
         let is_package = names.contains(&part);
         let inner = [&directory[..], b"/", part].concat();
         let package = (is_package && paths.directory(b"/", &inner).is_some())
@@ -196,23 +224,24 @@ fn module_in(
     (!found.is_empty()).then_some(found)
 }
 
-/// The file of a module in a directory: compiled if it is, else a library or its source.
+/// The file of a module in a directory, in the order of Python's finders: a library, or compiled, or
+/// its source.
 fn module_file(
     paths: &mut Paths<'_, impl AsRef<[u8]>>,
     directory: &[u8],
     name: &[u8],
 ) -> Option<Import> {
+    let names = paths.named(directory, name);
+    let library = names.iter().copied().find(|file| file.ends_with(b".so"));
+    if let Some(library) = library {
+        return paths.file(directory, library).map(Import::Library);
+    }
     let cache = [directory, b"/__pycache__"].concat();
     let is_plain =
         |file: &[u8]| file.ends_with(b".pyc") && !file.windows(4).any(|at| at == b"opt-");
     let compiled = paths.named(&cache, name).iter().copied().find(|file| is_plain(file));
     if let Some(compiled) = compiled {
         return paths.file(&cache, compiled).map(Import::Module);
-    }
-    let names = paths.named(directory, name);
-    let library = names.iter().copied().find(|file| file.ends_with(b".so"));
-    if let Some(library) = library {
-        return paths.file(directory, library).map(Import::Library);
     }
     paths.known(directory, &[name, b".py"].concat()).map(Import::Module)
 }

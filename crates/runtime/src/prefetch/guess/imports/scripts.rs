@@ -11,6 +11,21 @@ const DESCRIBED: [&[u8]; 2] = [
     b"/usr/lib/*/rubygems-integration/*/specifications",
 ];
 
+/// Adds directories within `gems/NAME-VERSION/lib` that gems have instead of these: one that has
+/// what its gem is called after has the others, too.
+pub(super) fn add_inner_gems(paths: &mut Paths<'_, impl AsRef<[u8]>>, roots: &mut Vec<Vec<u8>>) {
+    for at in 0..roots.len() {
+        let mut names = roots[at].rsplit(|byte| *byte == b'/').skip(1);
+        let (Some(gem), Some(b"gems")) = (names.next(), names.next()) else { continue };
+        let Some(dash) = gem.iter().rposition(|byte| *byte == b'-') else { continue };
+        let name = [&gem[..dash], b".rb"].concat();
+        let inner = [&roots[at], &b"/"[..], &gem[..dash]].concat();
+        if paths.known(&roots[at], &name).is_none() && paths.known(&inner, &name).is_some() {
+            roots.push(inner);
+        }
+    }
+}
+
 impl Imports {
     pub(super) fn follow_ruby(
         &self,
@@ -21,6 +36,10 @@ impl Imports {
         let names = text::ruby(bytes);
         let of_name = |name: &Vec<u8>| self.ruby_feature(paths, Some(file.directory()), name);
         let mut found: Vec<_> = names.iter().flat_map(of_name).collect();
+        for pattern in text::ruby_patterns(bytes) {
+            let scripts = paths.matching(&[file.directory(), b"/", &pattern].concat());
+            found.extend(scripts.into_iter().map(Import::Module));
+        }
         if let Some([gem, program]) = text::ruby_program(bytes) {
             found.extend(self.ruby_program(paths, &gem, &program));
         }

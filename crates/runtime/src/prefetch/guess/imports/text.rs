@@ -39,6 +39,14 @@ pub(super) fn python(source: &[u8]) -> Vec<Vec<u8>> {
     bounded(names)
 }
 
+/// Python: modules that a `.pth` file loads: `import os; on and __import__('hack')`. Its other lines
+/// are directories.
+pub(super) fn python_site(source: &[u8]) -> Vec<Vec<u8>> {
+    let mut names = python(source);
+    names.extend(quoted(source, |before, _| before.ends_with(b"__import__(")));
+    names
+}
+
 /// Quoted words of a script that `keep` accepts, given the text before them on the line, and the
 /// word.
 pub(super) fn quoted(source: &[u8], keep: impl Fn(&[u8], &[u8]) -> bool) -> Vec<Vec<u8>> {
@@ -78,6 +86,20 @@ pub(super) fn ruby(source: &[u8]) -> Vec<Vec<u8>> {
         let mut words = before.split(|byte| byte.is_ascii_whitespace() || b"(.;".contains(byte));
         words.any(|word| WORDS.contains(&word))
     })
+}
+
+/// Ruby: patterns of scripts that are all loaded, from the script's directory on:
+/// `Dir["#{__dir__}/tags/*.rb"]`, `require_all "commands"`.
+pub(super) fn ruby_patterns(source: &[u8]) -> Vec<Vec<u8>> {
+    let named = quoted(source, |_, word| word.contains(&b'*') && word.ends_with(b".rb"));
+    let named = named.into_iter().filter_map(|pattern| {
+        // What is inserted before it is the directory of the script.
+        let start = pattern.iter().rposition(|byte| *byte == b'}').map_or(0, |at| at + 1);
+        let pattern = pattern[start..].strip_prefix(b"/").unwrap_or(&pattern[start..]);
+        pattern.contains(&b'/').then(|| pattern.to_vec())
+    });
+    let all = quoted(source, |before, _| before.trim_ascii().ends_with(b"require_all"));
+    named.chain(all.into_iter().map(|path| [&path[..], b"/*.rb"].concat())).collect()
 }
 
 /// Ruby: the gem and the program that a script which RubyGems has made loads.
@@ -224,6 +246,15 @@ mod tests {
         let ruby =
             ruby(b"require 'a/b'\n  require_relative(\"c\")\nautoload :D, 'd'\nputs 'not'\n");
         assert_eq!(texts(ruby), ["a/b", "c", "d"]);
+        let site = python_site(b"/opt/more\nimport sys;on = 1; on and __import__('a.hack')\n");
+        assert_eq!(
+            texts(site),
+            ["sys", "on", "=", "1", "on", "and", "__import__", "'a.hack'", "a.hack"]
+        );
+        let patterns = ruby_patterns(
+            b"Dir[\"#{__dir__}/tags/*.rb\"].each { |f| require f }\nrequire_all 'a/b'\nx = '*.rb'",
+        );
+        assert_eq!(texts(patterns), ["tags/*.rb", "a/b/*.rb"]);
         let php = php(b"<?php require_once __DIR__ . '/a.php'; include 'b/c.inc'; echo 'no';");
         assert_eq!(texts(php), ["/a.php", "b/c.inc"]);
         let classes = php_classes(

@@ -54,12 +54,15 @@ impl Image {
     pub(super) fn pack(&self) -> Packed {
         let packed = packed::pack(self.directory.path()).unwrap();
         let bootstrap = Bootstrap::open(packed.bootstrap).unwrap();
-        Packed { bootstrap, decoded: packed.decoded }
+        Packed { bootstrap, decoded: packed.decoded, is_at_hand: false }
     }
 
     /// The guesses for `config`: paths without links, and ranges.
     pub(super) fn pieces(&self, config: &Value) -> Vec<(String, Range<u64>)> {
-        let packed = self.pack();
+        self.pieces_of(config, self.pack())
+    }
+
+    fn pieces_of(&self, config: &Value, packed: Packed) -> Vec<(String, Range<u64>)> {
         let mut pieces: Vec<Piece> = Vec::new();
         block_on(guess(config, &packed.bootstrap, &packed, |more| pieces.extend(more)));
         let mut paths = Paths::new(&packed.bootstrap);
@@ -77,12 +80,19 @@ impl Image {
     pub(super) fn guessed(&self, config: &Value) -> Vec<String> {
         self.pieces(config).into_iter().map(|(path, _)| path).collect()
     }
+
+    /// The same where the image is made.
+    pub(super) fn guessed_by_maker(&self, config: &Value) -> Vec<String> {
+        let packed = Packed { is_at_hand: true, ..self.pack() };
+        self.pieces_of(config, packed).into_iter().map(|(path, _)| path).collect()
+    }
 }
 
 /// An image in memory, with its data in a file.
 pub(super) struct Packed {
     pub(super) bootstrap: Bootstrap<Vec<u8>>,
     decoded: File,
+    is_at_hand: bool,
 }
 
 #[async_trait]
@@ -98,6 +108,10 @@ impl Content for Packed {
             bytes.extend(part);
         }
         Some(bytes)
+    }
+
+    fn is_at_hand(&self) -> bool {
+        self.is_at_hand
     }
 }
 

@@ -56,6 +56,68 @@ fn python_brings_what_its_modules_import() {
 }
 
 #[test]
+fn python_brings_what_it_loads_before_its_program() {
+    let packages = "/usr/lib/python3.11/site-packages";
+    let vendored = format!("{packages}/setuptools/_vendor/parts.py");
+    let library = format!("{packages}/fast.cpython-311-x86_64-linux-gnu.so");
+    let image = usual()
+        .program("/usr/bin/python3.11", b"")
+        .file("/srv/main.py", b"import fast\nimport tools\n")
+        .file(&format!("{packages}/hack.pth"), b"import os; on and __import__('hack')")
+        .file(&format!("{packages}/hack/__init__.py"), b"1")
+        // A library comes before the source from which it was made.
+        .file(&format!("{packages}/fast.py"), b"import unused")
+        .file(&library, b"\x7fELF")
+        .file(&format!("{packages}/tools.py"), b"import parts")
+        .file(&vendored, b"1")
+        .file(&format!("{packages}/unused.py"), b"1");
+    let expected = [
+        "/srv/main.py".to_owned(),
+        library,
+        format!("{packages}/hack.pth"),
+        format!("{packages}/hack/__init__.py"),
+        vendored,
+        format!("{packages}/tools.py"),
+    ];
+    assert_eq!(guessed(&image, &["python3.11", "main.py"], "/usr/bin/python3.11"), expected);
+}
+
+#[test]
+fn a_command_may_run_the_program_of_its_verb() {
+    let image = usual()
+        .program("/usr/bin/tool", b"#!/usr/bin/python3\n")
+        .program("/usr/bin/tool-serve", b"#!/usr/bin/python3\nimport web\n")
+        .program("/usr/bin/python3", b"")
+        .file("/srv/serve", b"a file of this name");
+    let found = guessed(&image, &["tool", "serve"], "/usr/bin/tool");
+    assert_eq!(found, ["/srv/serve", "/usr/bin/python3", "/usr/bin/tool-serve"]);
+}
+
+#[test]
+fn ruby_brings_all_that_a_pattern_names() {
+    let gems = "/usr/share/rubygems-integration/all/gems";
+    let inner = format!("{gems}/inner-1.0/lib/inner");
+    let image = usual()
+        .program("/usr/bin/ruby3.1", b"")
+        .file("/srv/app.rb", b"require 'web'\nrequire 'deep'\n")
+        .file(
+            &format!("{gems}/web-1.0/lib/web.rb"),
+            b"Dir[\"#{__dir__}/web/tags/*.rb\"].each { |file| require file }\n",
+        )
+        .file(&format!("{gems}/web-1.0/lib/web/tags/a.rb"), b"1")
+        .file(&format!("{gems}/web-1.0/lib/web/unused.rb"), b"1")
+        .file(&format!("{inner}/inner.rb"), b"1")
+        .file(&format!("{inner}/deep.rb"), b"1");
+    let expected = [
+        "/srv/app.rb".to_owned(),
+        format!("{inner}/deep.rb"),
+        format!("{gems}/web-1.0/lib/web.rb"),
+        format!("{gems}/web-1.0/lib/web/tags/a.rb"),
+    ];
+    assert_eq!(guessed(&image, &["ruby3.1", "app.rb"], "/usr/bin/ruby3.1"), expected);
+}
+
+#[test]
 fn python_brings_the_application_that_a_server_is_told_to_load() {
     let packages = "/usr/lib/python3.11/site-packages";
     let image = usual()

@@ -1,5 +1,6 @@
 //! Guesses over forged trees.
 
+mod constants;
 mod corpus;
 mod forge;
 mod imports;

@@ -1,0 +1,68 @@
+//! Names in the constants of programs.
+
+use serde_json::json;
+
+use super::{
+    forge::{program, shared},
+    usual,
+};
+
+/// An ELF file with texts.
+fn with(elf: &[u8], texts: &[&str]) -> Vec<u8> {
+    [elf, b"\0", texts.join("\0").as_bytes(), b"\0"].concat()
+}
+
+#[test]
+fn the_maker_finds_files_that_programs_name() {
+    let texts = [
+        "/etc/tool.conf",
+        "plugins.list",
+        "libseldom.so.1",
+        "twice.txt",
+        "/usr/bin/other",
+        "big.dat",
+    ];
+    let config = json!({ "config": { "Cmd": ["tool"] } });
+    let image = usual()
+        .program("/usr/bin/tool", &with(&program(&["libz.so", "libc.so.6"]), &texts))
+        .program("/usr/bin/other", &program(&[]))
+        .file("/etc/tool.conf", b"settings")
+        .file("/usr/share/tool/plugins.list", b"one")
+        .file("/usr/lib/x86_64-linux-gnu/libz.so", &with(&shared(&[]), &["messages.msg"]))
+        .file("/usr/share/tool/messages.msg", b"text")
+        .file("/usr/lib/x86_64-linux-gnu/libseldom.so.1", &shared(&[]))
+        .file("/usr/share/a/twice.txt", b"1")
+        .file("/usr/share/b/twice.txt", b"2")
+        .file("/usr/share/big.dat", &vec![b'x'; (128 << 10) + 1]);
+    let by_node = image.guessed(&config);
+    let by_maker = image.guessed_by_maker(&config);
+    let added = ["/etc/tool.conf", "/usr/share/tool/plugins.list", "/usr/share/tool/messages.msg"];
+    assert_eq!(by_maker, [&by_node[..], &added.map(str::to_owned)].concat());
+}
+
+#[test]
+fn the_maker_follows_compiled_modules_of_python() {
+    let packages = "/usr/lib/python3/dist-packages";
+    let module = |name: &str| format!("{packages}/fast/{name}.cpython-311-x86_64-linux-gnu.so");
+    let texts = ["fast.other", "fast.missing", "json", "plain.py"];
+    let image = usual()
+        .program("/usr/bin/python3.11", &program(&["libc.so.6"]))
+        .file("/app.py", b"import fast.core\n")
+        .file(&format!("{packages}/fast/__init__.py"), b"")
+        .file(&module("core"), &with(&shared(&[]), &texts))
+        .file(&module("other"), &with(&shared(&[]), &["slow.text"]))
+        .file(&module("unused"), &shared(&[]))
+        .file(&format!("{packages}/slow/__init__.py"), b"import fast.core")
+        .file(&format!("{packages}/slow/text.py"), b"1")
+        .file("/usr/lib/python3.11/json.py", b"");
+    let config = json!({ "config": { "Cmd": ["python3.11", "/app.py"] } });
+    let by_node = image.guessed(&config);
+    let by_maker = image.guessed_by_maker(&config);
+    let added = [
+        module("other"),
+        format!("{packages}/slow/__init__.py"),
+        format!("{packages}/slow/text.py"),
+    ];
+    assert!(by_node.contains(&module("core")), "{by_node:?}");
+    assert_eq!(by_maker, [&by_node[..], &added].concat());
+}

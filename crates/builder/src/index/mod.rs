@@ -52,8 +52,8 @@ use crate::{
     scratch::Scratch,
 };
 
-/// Maximum number of layers of an image that a node makes of tables of contents: each would have two
-/// blobs if it was indexed.
+/// Maximum number of layers of an image that a node makes of tables of contents: as many as can be
+/// indexed, which takes two blobs for each.
 const MAX_LAYERS: usize = MAX_BLOBS / 2;
 
 /// The index of an image.
@@ -98,8 +98,11 @@ pub fn index(
     join(read, names)
 }
 
-/// Checks the layers of an image by their digests, and whether each is one file.
-fn check_forms(layers: impl Iterator<Item = (Digest, bool)>) -> Result<(), BuildError> {
+/// Checks whether one image can have these layers, by the digest of each, and whether it is one file.
+///
+/// # Errors
+/// They are too many, or one of them is there as a file and as a tar.
+pub fn check_forms(layers: impl Iterator<Item = (Digest, bool)>) -> Result<(), BuildError> {
     let (mut forms, mut blobs) = (HashMap::new(), 0);
     for (layer, is_file) in layers {
         blobs += if is_file { 1 } else { 2 };

@@ -289,10 +289,9 @@ impl Cache {
     }
 
     /// Returns whether `bytes` more may come that someone has asked for and waits for: as for hints,
-    /// and as far as [`Settings::max_bytes`] goes. Blocks briefly.
+    /// and no more than [`Settings::max_bytes`], for which others are evicted. Blocks briefly.
     pub(crate) fn has_room_on_request(&self, bytes: u64) -> bool {
-        let fits = |max: u64| self.usage().is_ok_and(|(_, used)| used + bytes <= max);
-        self.has_room_for_hints(bytes) && self.settings.max_bytes.is_none_or(fits)
+        self.has_room_for_hints(bytes) && self.may_hold(bytes)
     }
 
     /// Returns whether one in `parts` parts of the disk stays free.

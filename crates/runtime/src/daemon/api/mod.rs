@@ -126,7 +126,7 @@ pub enum Response {
     Error {
         /// Why, for people.
         message: String,
-        /// Whether the image has no index, and can be mounted after [`Request::Prefetch`].
+        /// Whether the image has no index, which [`Request::Prefetch`] makes if it can.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         no_index: bool,
     },

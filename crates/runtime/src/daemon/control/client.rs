@@ -65,7 +65,7 @@ pub enum ClientError {
     /// The daemon refused the request.
     #[error("{0}")]
     Refused(String),
-    /// The image has no index, and can be mounted after [`Request::Prefetch`].
+    /// The image has no index, which [`Request::Prefetch`] makes if it can.
     #[error("{0}")]
     NoIndex(String),
 }

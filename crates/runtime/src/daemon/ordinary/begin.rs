@@ -36,16 +36,16 @@ impl Ordinaries {
         }
     }
 
-    /// Begins to pull a layer unless it is being pulled.
+    /// Begins to pull a layer. Returns whether it does, and did not find it being pulled.
     pub(super) fn begin_pull(
         &self,
         layer: &ClaimedLayer,
         repository: &Arc<dyn Repository>,
         login: Option<&Arc<Lent>>,
         by: &PullFor,
-    ) {
+    ) -> bool {
         let repository_key = key_of(&**repository);
-        let Some(begun) = self.pulls.begin(&repository_key, layer.key(), by) else { return };
+        let Some(begun) = self.pulls.begin(&repository_key, layer.key(), by) else { return false };
         let pull = Pull {
             repository: repository.clone(),
             cache: self.cache.clone(),
@@ -73,6 +73,7 @@ impl Ordinaries {
             }
             begun.ended.send_replace(Some(pulled.map_err(Into::into)));
         });
+        true
     }
 }
 

@@ -46,6 +46,9 @@ impl Ordinaries {
             let _login = login;
             let known = image.layers.iter().map(|layer| store.proven(layer));
             let Some(known) = known.collect::<Option<Vec<_>>>() else { return };
+            if known.is_empty() || known.len() != image.manifest.parsed.layers.len() {
+                return;
+            }
             let name = image.asked.to_string();
             let content = content.map(ContentStore::new);
             let stated = stated(&known);

@@ -5,9 +5,9 @@
 //!          └─▶ spool                                                                   └─▶ index
 //! ```
 //! Nothing is unpacked. Memory is bounded by the ranges in flight and by the builder's limit for
-//! trees and indexes. The layer counts if both
-//! digests are those that manifest and configuration have; else nothing of it is kept. A range that
-//! does not arrive is asked for again; a pull that was broken off goes on behind its spool.
+//! trees and indexes. The layer counts if both digests are those that manifest and configuration
+//! have, of which an artifact's has none; else nothing of it is kept. A range that does not arrive
+//! is asked for again; a pull that was broken off goes on behind its spool.
 
 use std::{
     cell::Cell,
@@ -243,6 +243,10 @@ fn read(
     let known = whole_layer::read(layer, source, &mut sink).map_err(wrong_or_full)?;
     if let Some(blob) = blob_of(known.clone())? {
         let blob = cache.import(incoming, &blob)?;
+        if layer.file.is_some() {
+            // It need not be hashed once more.
+            store.note_file(&blob.description(), true).map_err(LayerError::Store)?;
+        }
         if let PullFor::Command(open) = by {
             lock(open).push(blob);
         }

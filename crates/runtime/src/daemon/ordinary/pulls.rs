@@ -3,7 +3,8 @@
 //! A pull is joined by images of the same repository alone, and each repository has slots of its
 //! own. Its first pull takes one slot of the node; for further ones all repositories share
 //! [`FURTHER`], so that registries that hang or trickle leave slots to others. A layer that
-//! containerd could pull waits [`SLOT_LIMIT`] at most for a slot of the node.
+//! containerd could pull waits [`SLOT_LIMIT`] at most for a slot of the node; other layers try again
+//! after that.
 
 use std::{
     collections::HashMap,
@@ -41,8 +42,8 @@ const GIVEN_UP: Duration = Duration::from_secs(600);
 pub(super) enum PullFor {
     /// containerd. It pulls by itself what this node does not, and is not kept waiting.
     Containerd,
-    /// A command. It has no other way, and waits for as long as it takes. What it pulls stays open,
-    /// so that nothing is evicted before it is used.
+    /// A command. It has no other way, and waits for as long as it takes. What is pulled for it stays
+    /// open, so that nothing is evicted before it is used.
     Command(OpenBlobs),
 }
 
@@ -154,6 +155,18 @@ impl Pulls {
 
     /// Waits for a slot to pull from a repository; `None` if others hold all slots for too long.
     pub(super) async fn slot(&self, repository: &str, by: &PullFor) -> Option<PullSlot> {
+        match by {
+            PullFor::Containerd => self.one_slot(repository).await,
+            // The repository's own slots are others' in between.
+            PullFor::Command(_) => loop {
+                if let Some(slot) = self.one_slot(repository).await {
+                    return Some(slot);
+                }
+            },
+        }
+    }
+
+    async fn one_slot(&self, repository: &str) -> Option<PullSlot> {
         let of_repository = self.slots_of(repository);
         let further = async {
             let own = of_repository.further.clone().acquire_owned().await;
@@ -164,11 +177,7 @@ impl Pulls {
             first = of_repository.first.clone().acquire_owned() => vec![first],
             further = further => further.into(),
         };
-        let node = self.node.clone().acquire_owned();
-        let node = match by {
-            PullFor::Containerd => timeout(SLOT_LIMIT, node).await.ok()?,
-            PullFor::Command(_) => node.await,
-        };
+        let node = timeout(SLOT_LIMIT, self.node.clone().acquire_owned()).await.ok()?;
         // The semaphores are never closed.
         let permits = own.into_iter().chain([node]).collect::<Result<_, _>>().ok()?;
         Some(PullSlot { _permits: permits, _repository: of_repository })

@@ -5,13 +5,16 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
+use futures_util::future::try_join_all;
+use lazuli_builder::index::check_forms;
 use lazuli_registry::{ImageName, IndexTrust, Manifest};
+use serde::de::IgnoredAny;
 
 use super::{
     begin::key_of,
     claimed_layer::ClaimedLayer,
     pulls::{OpenBlobs, PullFor},
-    state::Ordinaries,
+    state::{Ordinaries, Ordinary},
     whole_layer::LayerError,
 };
 use crate::daemon::{
@@ -65,6 +68,10 @@ impl Node {
         self.admission.admit(request, manifest).await?;
         let repository = lazuli_registry::open(name, &options)?;
         let image = self.ordinaries.image(request, name, manifest.clone(), &options).await?;
+        may_be_shown(&image).map_err(|source| {
+            let image = name.to_string();
+            DaemonError::Prefix { image, source }
+        })?;
         let layers = image.layers.iter();
         let missing: Vec<_> =
             layers.filter(|layer| self.ordinaries.store.proven(layer).is_none()).collect();
@@ -80,31 +87,45 @@ impl Node {
         }
         let (repository_key, open) = (key_of(&*repository), OpenBlobs::default());
         let by = PullFor::Command(open.clone());
-        for layer in &missing {
-            self.ordinaries.begin_pull(layer, &repository, None, &by);
-        }
-        let arriving = missing.iter().filter_map(|layer| {
-            let fetched = self.ordinaries.pulls.fetched(&repository_key, layer.key())?;
+        let begin = |layer| self.ordinaries.begin_pull(layer, &repository, None, &by);
+        let begun: Vec<_> = missing.into_iter().map(|layer| (layer, begin(layer))).collect();
+        let pulls = &self.ordinaries.pulls;
+        let arriving = begun.iter().filter_map(|(layer, _)| {
+            let fetched = pulls.fetched(&repository_key, layer.key())?;
             Some(ArrivingLayer { size: layer.descriptor.size, fetched })
         });
         show(PullProgress { layers: arriving.collect(), _open: open });
-        for layer in missing {
+        let pulled = begun.into_iter().map(async |(layer, mut is_own)| {
             loop {
-                let outcome = self.ordinaries.pulls.ended(&repository_key, layer.key()).await;
-                match outcome.transpose() {
-                    Ok(Some(())) => break,
-                    Ok(None) => return Err(failed(layer, LayerError::Ended.to_string())),
-                    // It was pulled for containerd.
-                    Err(error) if matches!(*error.why, LayerError::Busy) => {
-                        self.ordinaries.begin_pull(layer, &repository, None, &by);
+                let outcome = pulls.ended(&repository_key, layer.key()).await;
+                if self.ordinaries.store.proven(layer).is_some() {
+                    return Ok(());
+                }
+                match outcome {
+                    // containerd's pulls, and those of other images, end for reasons of their own.
+                    _ if !is_own => is_own = begin(layer),
+                    Some(Err(error)) => return Err(failed(layer, error.why.to_string())),
+                    Some(Ok(())) | None => {
+                        return Err(failed(layer, LayerError::Ended.to_string()));
                     }
-                    Err(error) => return Err(failed(layer, error.why.to_string())),
                 }
             }
-        }
+        });
+        try_join_all(pulled).await?;
         self.ordinaries.publish_once(&image, false, &repository, None);
         Ok(())
     }
+}
+
+/// Checks before a pull what would keep the image from being shown after it.
+fn may_be_shown(image: &Ordinary) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    if image.layers.len() != image.manifest.parsed.layers.len() {
+        return Err("its configuration lists other layers than its manifest".into());
+    }
+    serde_json::from_slice::<IgnoredAny>(&image.config)
+        .map_err(|error| format!("its configuration is not JSON: {error}"))?;
+    let forms = image.layers.iter().map(|layer| (layer.digest(), layer.file.is_some()));
+    Ok(check_forms(forms)?)
 }
 
 impl Ordinaries {

@@ -19,8 +19,11 @@ const READ: u64 = 1 << 20;
 const SHORTEST: usize = 4;
 const LONGEST: usize = 128;
 
-/// Names of one file.
-const NAMES: usize = 1 << 16;
+/// Bytes that are searched for one image: a second or two.
+pub(super) const ALL_SEARCHED: u64 = 1 << 30;
+
+/// Names of one file. Real libraries have some hundred.
+const NAMES: usize = 1 << 14;
 
 /// Maximum size of a named file, and of all of them together. Bigger ones are read in parts, if at
 /// all.
@@ -30,7 +33,7 @@ pub(super) const ALL_NAMED: u64 = 4 << 20;
 /// Returns whether this is the C library or the dynamic linker: every program has them, and next to
 /// none makes the calls for which they open what they name.
 pub(super) fn is_of_c_library(file: &Found) -> bool {
-    let names: [&[u8]; 4] = [b"libc.so", b"libc-", b"ld-linux", b"ld-musl"];
+    let names: [&[u8]; 3] = [b"libc.so", b"ld-linux", b"ld-musl"];
     names.iter().any(|name| file.name().starts_with(name))
 }
 
@@ -45,19 +48,23 @@ pub(super) async fn names(content: &dyn Content, file: &Found) -> HashSet<Vec<u8
         before.extend(bytes);
         let end = before.iter().rposition(|byte| *byte == 0).unwrap_or_default();
         let rest = before.split_off(end);
-        names.extend(texts(&before).map(<[u8]>::to_vec));
+        let room = NAMES - names.len();
+        names.extend(texts(&before).map(<[u8]>::to_vec).take(room));
         // What is longer is no name, whatever follows.
         before = if rest.len() <= LONGEST + 1 { rest } else { Vec::new() };
     }
     names
 }
 
-/// Texts between zeros, also that before the end.
+/// Texts between zeros that could be a path, or a name with a dot; also that before the end.
 fn texts(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-+/".contains(byte);
-    let between = bytes.split(|byte| *byte == 0).skip(1);
-    between
-        .filter(move |text| (SHORTEST..=LONGEST).contains(&text.len()) && text.iter().all(is_part))
+    let is_name = move |text: &&[u8]| {
+        (SHORTEST..=LONGEST).contains(&text.len())
+            && text.iter().all(is_part)
+            && (text.contains(&b'.') || text[0] == b'/')
+    };
+    bytes.split(|byte| *byte == 0).skip(1).filter(is_name)
 }
 
 impl<B: AsRef<[u8]>> Guess<'_, B> {
@@ -67,8 +74,13 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         let mut names: Vec<_> = names.iter().map(Vec::as_slice).collect();
         names.sort_unstable();
         if let Some(imports) = self.extensions.get(&file.nid).cloned() {
-            let found = names.iter().flat_map(|name| imports.follow_name(&mut self.paths, name));
-            let found: Vec<Import> = found.collect();
+            let mut found: Vec<Import> = Vec::new();
+            for name in names {
+                if self.paths.is_spent() {
+                    break;
+                }
+                found.extend(imports.follow_name(&mut self.paths, name));
+            }
             return self.add_imports(&imports, found);
         }
         for name in names {
@@ -102,8 +114,8 @@ mod tests {
     #[test]
     fn names_end_with_zeros_and_begin_behind_them() {
         let found = |bytes: &[u8]| texts(bytes).map(<[u8]>::to_vec).collect::<Vec<_>>();
-        let bytes = b"head\0a.conf\0two words\0abc\0/etc/x\0tail";
-        assert_eq!(found(bytes), [&b"a.conf"[..], b"/etc/x", b"tail"]);
+        let bytes = b"head\0a.conf\0two words.x\0a.b\0plain\0/etc/x\0tail.x";
+        assert_eq!(found(bytes), [&b"a.conf"[..], b"/etc/x", b"tail.x"]);
         assert!(found(b"\0\xff\xfeab.so\0").is_empty());
         assert!(found(&[&[0][..], &[b'a'; 129], &[0]].concat()).is_empty());
     }

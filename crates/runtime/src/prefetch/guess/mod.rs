@@ -105,7 +105,7 @@ const READS: usize = 12;
 /// follows.
 ///
 /// `config` is the image's configuration. `content` is asked for a few blocks of each program and
-/// library.
+/// library, and for all of them if everything is at hand.
 pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
     config: &Value,
     bootstrap: &Bootstrap<B>,
@@ -132,7 +132,7 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
         let mut next = looking.next().await;
         if next.is_none() {
             // Less likely than all that was followed so far.
-            let program = guess.take_unsearched().filter(|_| content.is_at_hand());
+            let program = content.is_at_hand().then(|| guess.take_unsearched()).flatten();
             let Some(program) = program else { break };
             let names = constants::names(content, &program).await;
             guess.follow_constants(&program, &names);

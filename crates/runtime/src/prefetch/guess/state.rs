@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{
     Piece,
     command::{self, Process},
-    constants::{self, ALL_NAMED},
+    constants::{self, ALL_NAMED, ALL_SEARCHED},
     elf::Elf,
     habits::{self, habits, with_script},
     imports::{Classes, Imports, Language},
@@ -132,6 +132,8 @@ pub(super) struct Guess<'a, B> {
     pub(super) extensions: HashMap<Nid, Arc<Imports>>,
     /// Programs and libraries whose constants were not searched for names.
     unsearched: VecDeque<Found>,
+    /// Bytes that may yet be searched.
+    search_left: u64,
     /// What files that constants name may yet have together.
     pub(super) named_left: u64,
     known: HashSet<Nid>,
@@ -174,6 +176,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             run_archives: HashSet::new(),
             extensions: HashMap::new(),
             unsearched: VecDeque::new(),
+            search_left: ALL_SEARCHED,
             named_left: ALL_NAMED,
             known: HashSet::new(),
             followed: HashSet::new(),
@@ -211,7 +214,12 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
 
     /// Takes a program or library whose constants may name files.
     pub(super) fn take_unsearched(&mut self) -> Option<Found> {
-        self.unsearched.pop_front()
+        if self.paths.is_spent() {
+            return None;
+        }
+        let next = self.unsearched.pop_front()?;
+        self.search_left = self.search_left.checked_sub(next.size)?;
+        Some(next)
     }
 
     /// Takes the doubtful pieces, once nothing more follows.

@@ -209,13 +209,14 @@ fn module_in(
         let is_package = names.contains(&part);
         let inner = [&directory[..], b"/", part].concat();
         let package = (is_package && paths.directory(b"/", &inner).is_some())
-            .then(|| module_file(paths, &inner, b"__init__"));
+            .then(|| module_files(paths, &inner, b"__init__"));
         // A directory without code is a package only if no module has the name.
-        if !matches!(package, Some(Some(_)))
-            && let Some(module) = module_file(paths, &directory, part)
-        {
-            found.push(module);
-            break;
+        if package.as_ref().is_none_or(Vec::is_empty) {
+            let module = module_files(paths, &directory, part);
+            if !module.is_empty() {
+                found.extend(module);
+                break;
+            }
         }
         let Some(package) = package else { break };
         found.extend(package);
@@ -224,18 +225,25 @@ fn module_in(
     (!found.is_empty()).then_some(found)
 }
 
-/// The file of a module in a directory, in the order of Python's finders: a library, or compiled, or
-/// its source.
-fn module_file(
+/// The files of a module in a directory: compiled if it is, or its source. Python prefers a library
+/// that was made of these, but they say what it imports.
+fn module_files(
+    paths: &mut Paths<'_, impl AsRef<[u8]>>,
+    directory: &[u8],
+    name: &[u8],
+) -> Vec<Import> {
+    let names = paths.named(directory, name);
+    let library = names.iter().copied().find(|file| file.ends_with(b".so"));
+    let library = library.and_then(|library| paths.file(directory, library)).map(Import::Library);
+    library.into_iter().chain(text_of(paths, directory, name)).collect()
+}
+
+/// A module compiled, or its source.
+fn text_of(
     paths: &mut Paths<'_, impl AsRef<[u8]>>,
     directory: &[u8],
     name: &[u8],
 ) -> Option<Import> {
-    let names = paths.named(directory, name);
-    let library = names.iter().copied().find(|file| file.ends_with(b".so"));
-    if let Some(library) = library {
-        return paths.file(directory, library).map(Import::Library);
-    }
     let cache = [directory, b"/__pycache__"].concat();
     let is_plain =
         |file: &[u8]| file.ends_with(b".pyc") && !file.windows(4).any(|at| at == b"opt-");

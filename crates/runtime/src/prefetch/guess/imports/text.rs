@@ -96,7 +96,8 @@ pub(super) fn ruby_patterns(source: &[u8]) -> Vec<Vec<u8>> {
         // What is inserted before it is the directory of the script.
         let start = pattern.iter().rposition(|byte| *byte == b'}').map_or(0, |at| at + 1);
         let pattern = pattern[start..].strip_prefix(b"/").unwrap_or(&pattern[start..]);
-        pattern.contains(&b'/').then(|| pattern.to_vec())
+        let is_near = !pattern.windows(2).any(|part| part == b".." || part == b"**");
+        (pattern.contains(&b'/') && is_near).then(|| pattern.to_vec())
     });
     let all = quoted(source, |before, _| before.trim_ascii().ends_with(b"require_all"));
     named.chain(all.into_iter().map(|path| [&path[..], b"/*.rb"].concat())).collect()

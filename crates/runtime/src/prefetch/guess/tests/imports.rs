@@ -65,18 +65,21 @@ fn python_brings_what_it_loads_before_its_program() {
         .file("/srv/main.py", b"import fast\nimport tools\n")
         .file(&format!("{packages}/hack.pth"), b"import os; on and __import__('hack')")
         .file(&format!("{packages}/hack/__init__.py"), b"1")
-        // A library comes before the source from which it was made.
-        .file(&format!("{packages}/fast.py"), b"import unused")
+        // What it imports is in the source from which it was made.
+        .file(&format!("{packages}/fast.py"), b"import slow")
         .file(&library, b"\x7fELF")
         .file(&format!("{packages}/tools.py"), b"import parts")
         .file(&vendored, b"1")
+        .file(&format!("{packages}/slow.py"), b"1")
         .file(&format!("{packages}/unused.py"), b"1");
     let expected = [
         "/srv/main.py".to_owned(),
         library,
+        format!("{packages}/fast.py"),
         format!("{packages}/hack.pth"),
         format!("{packages}/hack/__init__.py"),
         vendored,
+        format!("{packages}/slow.py"),
         format!("{packages}/tools.py"),
     ];
     assert_eq!(guessed(&image, &["python3.11", "main.py"], "/usr/bin/python3.11"), expected);

@@ -64,12 +64,6 @@ const TRIAL: u64 = 16;
 /// because a start reads several chunks of a file at once, and bytes also take processors.
 const WORTH: u64 = 4;
 
-/// In what time bytes have to arrive for twice as many to be asked for, in half round trips: one of
-/// the request, and one of the bytes, which are also decoded and written. And in what time half as
-/// many are, in round trips.
-const SOON: u32 = 5;
-const LATE: u32 = 4;
-
 /// Upper bound for the bytes that fill the link: 1 Gbit/s at 32 ms.
 const FULL: u64 = 4 << 20;
 
@@ -149,7 +143,6 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
         cache: &prefetcher.cache,
         left: &left,
         credit: 0,
-        reach: Reach::default(),
         spent: Vec::new(),
         unread: HashSet::new(),
         spared: 0,
@@ -174,13 +167,10 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
             let purpose = Purpose::Guess(&prefetcher.cache, gaps);
             fetch_in_order::fetch_by(&image.blobs, order, u64::MAX, None, &mut gauge, purpose).await
         };
-        let (asked, before) = (Instant::now(), left.load(Ordering::Relaxed));
         if escalation.in_slot(step).await.is_err() {
             // Readers of chunks that cannot be fetched get the error.
             return;
         }
-        let bytes = before.saturating_sub(left.load(Ordering::Relaxed));
-        start.reach.note(bytes, asked.elapsed(), fetch_in_order::round_trip(&image.blobs));
         if image.blobs.strong_count() == 0 {
             return;
         }
@@ -209,7 +199,6 @@ struct Start<'a> {
     /// Bytes that it may have yet, and that its misses have bought.
     left: &'a AtomicU64,
     credit: u64,
-    reach: Reach,
     /// Bytes that it has had of each blob, the chunks among them that were not read yet, and the
     /// number of those that were. Complete blobs are left out: their readers are not seen.
     spent: Vec<u64>,
@@ -266,7 +255,7 @@ impl Start<'_> {
     /// Bytes in flight that fill the link to the image's registry.
     fn fills_the_link(&self) -> u64 {
         let round_trip = fetch_in_order::round_trip(&self.image.blobs);
-        self.cache.link_speed().bytes_in(round_trip).clamp(self.reach.0, FULL)
+        self.cache.link_speed().bytes_in(round_trip).clamp(LEAST, FULL)
     }
 
     fn spent_where_reads_are_seen(&self) -> u64 {
@@ -311,30 +300,6 @@ impl Start<'_> {
             self.place += 1;
         }
         None
-    }
-}
-
-/// Bytes that a start has found to fill the link at least. What it reads by itself, a round trip at
-/// a time, never fills the link, and shows too low a speed.
-#[derive(Debug)]
-struct Reach(u64);
-
-impl Default for Reach {
-    fn default() -> Self {
-        Reach(LEAST)
-    }
-}
-
-impl Reach {
-    /// So many bytes have arrived within this time after they were asked for: soon enough if the
-    /// link has carried them within one more round trip.
-    fn note(&mut self, bytes: u64, took: Duration, round_trip: Duration) {
-        let is_full_measure = bytes >= self.0 / 2;
-        if is_full_measure && took <= SOON * round_trip / 2 {
-            self.0 = (self.0 * 2).min(FULL);
-        } else if is_full_measure && took >= LATE * round_trip {
-            self.0 = (self.0 / 2).max(LEAST);
-        }
     }
 }
 
@@ -389,21 +354,6 @@ fn worth_of_a_miss(full: u64, scope: Scope, spent: u64, spared: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_that_come_soon_are_followed_by_more() {
-        let (mut reach, round_trip) = (Reach::default(), Duration::from_millis(20));
-        let mut note = |bytes, milliseconds| {
-            reach.note(bytes, Duration::from_millis(milliseconds), round_trip);
-            reach.0 / LEAST
-        };
-        assert_eq!(note(LEAST, 50), 2);
-        assert_eq!(note(LEAST / 2, 20), 2, "too few to tell");
-        assert_eq!(note(2 * LEAST, 51), 2);
-        assert_eq!((0..9).map(|_| note(FULL, 40)).last(), Some(FULL / LEAST));
-        assert_eq!(note(FULL, 80), FULL / LEAST / 2);
-        assert_eq!((0..9).map(|_| note(FULL, 99)).last(), Some(1));
-    }
 
     #[test]
     fn a_miss_buys_less_when_earlier_ones_bought_what_is_not_read() {

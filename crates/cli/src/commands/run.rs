@@ -34,7 +34,7 @@ use crate::{
 /// The image is mounted lazily, overlayfs takes the writes, and runc runs the command in the
 /// foreground. The exit code is the command's; 125 means that Lazuli itself failed, 126 that the
 /// command cannot be executed, 127 that it was not found. The container's writes are discarded
-/// afterwards.
+/// afterwards. An image without an index is pulled first.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]

@@ -92,3 +92,50 @@ fn what_cannot_be_pulled_is_named() {
         lazuli.ok(["umount", at]);
     }
 }
+
+#[test]
+fn what_could_not_be_shown_is_not_pulled() {
+    let lazuli = Lazuli::new();
+    let mountpoint = lazuli.directory("mnt");
+    let at = mountpoint.to_str().unwrap();
+    let (registry, name) = stored(&lazuli, Compression::Gzip);
+    let manifest = registry.manifest("app", "1").unwrap();
+    let mut manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+    manifest["layers"].as_array_mut().unwrap().pop();
+    let kind = manifest["mediaType"].as_str().unwrap().to_owned();
+    registry.put_manifest("app", "2", &kind, manifest.to_string().as_bytes());
+    let error = lazuli.fails(["mount", &name.replace("app:1", "app:2"), at]);
+    assert!(error.contains("lists other layers than its manifest"), "{error}");
+    assert!(registry.log().iter().all(|request| request.bytes().is_none()));
+}
+
+/// Both wait for the same layers.
+#[test]
+fn commands_that_pull_at_the_same_time_share_a_pull() {
+    if !drivers::able("fuse") {
+        return;
+    }
+    let lazuli = Lazuli::new();
+    let (registry, name) = stored(&lazuli, Compression::Gzip);
+    lazuli.ok(["prefetch", &name]);
+    registry.set_latency(std::time::Duration::from_millis(200));
+    let mountpoints = ["a", "b"].map(|directory| lazuli.directory(directory));
+    let mount = |at: &std::path::Path| {
+        let at = at.to_str().unwrap();
+        lazuli.command(["mount", &name, at, "--driver", "fuse"]).spawn().unwrap()
+    };
+    let mut children = mountpoints.each_ref().map(|at| mount(at));
+    assert!(children.iter_mut().all(|child| child.wait().unwrap().success()));
+    for at in &mountpoints {
+        read_all(at);
+        lazuli.ok(["umount", at.to_str().unwrap()]);
+    }
+    let parts = registry.log().into_iter().filter(|request| request.bytes().is_some());
+    let asked: u64 =
+        parts.filter_map(|request| request.bytes()).map(|part| part.end - part.start).sum();
+    let manifest = registry.manifest("app", "1").unwrap();
+    let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
+    let layers = manifest["layers"].as_array().unwrap().iter();
+    let stored: u64 = layers.map(|layer| layer["size"].as_u64().unwrap()).sum();
+    assert!(asked < 2 * stored, "{asked} of {stored}");
+}

@@ -28,7 +28,7 @@ pub(super) enum LayerError {
     Prefix(#[from] PrefixError),
     #[error("its tar has the digest {got}, and the image's configuration says {expected}")]
     DiffId { got: Digest, expected: Digest },
-    #[error("there is too little room on the disk")]
+    #[error("there is too little room on the disk, or in cache.max_bytes")]
     NoRoom,
     #[error("its index cannot be kept: {0}")]
     Store(io::Error),

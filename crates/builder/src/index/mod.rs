@@ -98,7 +98,8 @@ pub fn index(
     join(read, names)
 }
 
-/// Checks whether one image can have these layers, by the digest of each, and whether it is one file.
+/// Checks whether one image can have these layers, by the digest of each, and whether it is one
+/// file.
 ///
 /// # Errors
 /// They are too many, or one of them is there as a file and as a tar.

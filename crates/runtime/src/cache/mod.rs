@@ -288,8 +288,9 @@ impl Cache {
         on_disk && max.is_none_or(fits)
     }
 
-    /// Returns whether `bytes` more may come that someone has asked for and waits for: as for hints,
-    /// and no more than [`Settings::max_bytes`], for which others are evicted. Blocks briefly.
+    /// Returns whether `bytes` more may come that someone has asked for and waits for: as for
+    /// hints, and no more than [`Settings::max_bytes`], for which others are evicted. Blocks
+    /// briefly.
     pub(crate) fn has_room_on_request(&self, bytes: u64) -> bool {
         self.has_room_for_hints(bytes) && self.may_hold(bytes)
     }

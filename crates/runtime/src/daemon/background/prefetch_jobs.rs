@@ -10,7 +10,7 @@ use crate::{
     daemon::{
         DaemonError,
         api::{PrefetchRequest, PrefetchStatus},
-        ordinary::whole_image::PullProgress,
+        ordinary::pull_progress::PullProgress,
         served::image::ServedImage,
     },
     sync::lock,

@@ -38,6 +38,7 @@ pub(super) mod layers;
 mod lower_layers;
 mod publish;
 mod pull;
+pub(super) mod pull_progress;
 mod pulls;
 pub(super) mod restore_layer;
 mod spool;

@@ -3,8 +3,8 @@
 //! A pull is joined by images of the same repository alone, and each repository has slots of its
 //! own. Its first pull takes one slot of the node; for further ones all repositories share
 //! [`FURTHER`], so that registries that hang or trickle leave slots to others. A layer that
-//! containerd could pull waits [`SLOT_LIMIT`] at most for a slot of the node; other layers try again
-//! after that.
+//! containerd could pull waits [`SLOT_LIMIT`] at most for a slot of the node; other layers try
+//! again after that.
 
 use std::{
     collections::HashMap,
@@ -42,8 +42,8 @@ const GIVEN_UP: Duration = Duration::from_secs(600);
 pub(super) enum PullFor {
     /// containerd. It pulls by itself what this node does not, and is not kept waiting.
     Containerd,
-    /// A command. It has no other way, and waits for as long as it takes. What is pulled for it stays
-    /// open, so that nothing is evicted before it is used.
+    /// A command. It has no other way, and waits for as long as it takes. What is pulled for it
+    /// stays open, so that nothing is evicted before it is used.
     Command(OpenBlobs),
 }
 

@@ -1,9 +1,6 @@
 //! Pulls of images and artifacts that have no index, for commands.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use futures_util::future::try_join_all;
 use lazuli_builder::index::check_forms;
@@ -13,40 +10,12 @@ use serde::de::IgnoredAny;
 use super::{
     begin::key_of,
     claimed_layer::ClaimedLayer,
+    pull_progress::{ArrivingLayer, PullProgress},
     pulls::{OpenBlobs, PullFor},
     state::{Ordinaries, Ordinary},
     whole_layer::LayerError,
 };
-use crate::daemon::{
-    DaemonError,
-    api::{MountRequest, PrefetchStatus},
-    node::Node,
-};
-
-/// The layers that are being pulled.
-#[derive(Debug, Default)]
-pub(in crate::daemon) struct PullProgress {
-    layers: Vec<ArrivingLayer>,
-    /// As long as this lives.
-    _open: OpenBlobs,
-}
-
-#[derive(Debug)]
-struct ArrivingLayer {
-    size: u64,
-    fetched: Arc<AtomicU64>,
-}
-
-impl PullProgress {
-    pub(in crate::daemon) fn status(&self) -> PrefetchStatus {
-        let here = |layer: &ArrivingLayer| layer.fetched.load(Ordering::Relaxed);
-        PrefetchStatus {
-            bytes_here: self.layers.iter().map(here).sum(),
-            bytes_total: self.layers.iter().map(|layer| layer.size).sum(),
-            done: false,
-        }
-    }
-}
+use crate::daemon::{DaemonError, api::MountRequest, node::Node};
 
 impl Node {
     /// Returns whether this node may use indexes, its own among them.
@@ -94,7 +63,7 @@ impl Node {
             let fetched = pulls.fetched(&repository_key, layer.key())?;
             Some(ArrivingLayer { size: layer.descriptor.size, fetched })
         });
-        show(PullProgress { layers: arriving.collect(), _open: open });
+        show(PullProgress::new(arriving.collect(), open));
         let pulled = begun.into_iter().map(async |(layer, mut is_own)| {
             loop {
                 let outcome = pulls.ended(&repository_key, layer.key()).await;

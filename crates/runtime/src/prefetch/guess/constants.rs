@@ -1,8 +1,8 @@
 //! Names in the constants of programs and libraries, for the image's maker: a node would have to
 //! fetch all of each.
 //!
-//! A compiler ends a constant text with a zero byte. Some texts name what a program opens or loads by
-//! itself: files of the image, and Python's modules.
+//! A compiler ends a constant text with a zero byte. Some texts name what a program opens or loads
+//! by itself: files of the image, and Python's modules.
 
 use std::collections::HashSet;
 
@@ -19,23 +19,11 @@ const READ: u64 = 1 << 20;
 const SHORTEST: usize = 4;
 const LONGEST: usize = 128;
 
-/// Bytes that are searched for one image: a second or two.
-pub(super) const ALL_SEARCHED: u64 = 1 << 30;
-
 /// Names of one file. Real libraries have some hundred.
 const NAMES: usize = 1 << 14;
 
-/// Maximum size of a named file, and of all of them together. Bigger ones are read in parts, if at
-/// all.
+/// Maximum size of a named file. Bigger ones are read in parts, if at all.
 const NAMED: u64 = 128 << 10;
-pub(super) const ALL_NAMED: u64 = 4 << 20;
-
-/// Returns whether this is the C library or the dynamic linker: every program has them, and next to
-/// none makes the calls for which they open what they name.
-pub(super) fn is_of_c_library(file: &Found) -> bool {
-    let names: [&[u8]; 3] = [b"libc.so", b"ld-linux", b"ld-musl"];
-    names.iter().any(|name| file.name().starts_with(name))
-}
 
 /// The texts in a program's constants that could be names.
 pub(super) async fn names(content: &dyn Content, file: &Found) -> HashSet<Vec<u8>> {

@@ -140,6 +140,13 @@ impl Linker {
     }
 }
 
+/// Returns whether this is the C library or the dynamic linker: every program has them, and next to
+/// none makes the calls for which they open what they name.
+pub(super) fn is_of_c_library(file: &Found) -> bool {
+    let names: [&[u8]; 3] = [b"libc.so", b"ld-linux", b"ld-musl"];
+    names.iter().any(|name| file.name().starts_with(name))
+}
+
 /// The absolute directories in a list with colons, with `$ORIGIN` as the directory of `file`.
 fn directories<'a>(list: &'a [u8], file: &'a Found) -> impl Iterator<Item = Vec<u8>> + 'a {
     let origin = file.directory();

@@ -13,11 +13,10 @@ use serde_json::Value;
 use super::{
     Piece,
     command::{self, Process},
-    constants::{self, ALL_NAMED, ALL_SEARCHED},
     elf::Elf,
     habits::{self, habits, with_script},
     imports::{Classes, Imports, Language},
-    linker::{Asker, CONFIGURATION, LIBRARY_PATH, Linker},
+    linker::{Asker, CONFIGURATION, LIBRARY_PATH, Linker, is_of_c_library},
     paths::{Found, Paths},
     shells::Shell,
 };
@@ -56,6 +55,12 @@ pub(super) const ARCHIVE: u64 = 4 << 20;
 
 /// Limit of the bytes to read of another module or script.
 const TEXT: u64 = 128 << 10;
+
+/// Bytes of programs that are searched for names, for one image: a second or two.
+const SEARCHED: u64 = 1 << 30;
+
+/// Bytes of files that are wanted because a program's constants name them.
+const NAMED: u64 = 4 << 20;
 
 /// Bytes of a file with directories for the dynamic linker.
 const CONFIGURATION_BYTES: u64 = 4096;
@@ -176,8 +181,8 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             run_archives: HashSet::new(),
             extensions: HashMap::new(),
             unsearched: VecDeque::new(),
-            search_left: ALL_SEARCHED,
-            named_left: ALL_NAMED,
+            search_left: SEARCHED,
+            named_left: NAMED,
             known: HashSet::new(),
             followed: HashSet::new(),
             programs_read: HashMap::new(),
@@ -314,7 +319,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         if file.size > WHOLE {
             self.want_parts(file, &elf);
         }
-        if !constants::is_of_c_library(file) {
+        if !is_of_c_library(file) {
             self.unsearched.push_back(file.clone());
         }
         self.follow_libraries(file, elf, asker);

@@ -39,8 +39,8 @@ pub(super) fn python(source: &[u8]) -> Vec<Vec<u8>> {
     bounded(names)
 }
 
-/// Python: modules that a `.pth` file loads: `import os; on and __import__('hack')`. Its other lines
-/// are directories.
+/// Python: modules that a `.pth` file loads: `import os; on and __import__('hack')`. Its other
+/// lines are directories.
 pub(super) fn python_site(source: &[u8]) -> Vec<Vec<u8>> {
     let mut names = python(source);
     names.extend(quoted(source, |before, _| before.ends_with(b"__import__(")));

@@ -90,7 +90,7 @@ fn a_command_may_run_the_program_of_its_verb() {
     let image = usual()
         .program("/usr/bin/tool", b"#!/usr/bin/python3\n")
         .program("/usr/bin/tool-serve", b"#!/usr/bin/python3\nimport web\n")
-        .program("/usr/bin/python3", b"")
+        .program("/usr/bin/python3", b"no ELF")
         .file("/srv/serve", b"a file of this name");
     let found = guessed(&image, &["tool", "serve"], "/usr/bin/tool");
     assert_eq!(found, ["/srv/serve", "/usr/bin/python3", "/usr/bin/tool-serve"]);

@@ -45,6 +45,9 @@ const LONGEST: usize = 256;
 /// Names in a directory, by the part before their first dot.
 type Listing<'a> = HashMap<&'a [u8], Vec<&'a [u8]>>;
 
+/// The directories of all regular files by their names; `None` for a name in several of them.
+type Everywhere = HashMap<Vec<u8>, Option<Arc<[u8]>>>;
+
 /// The names of an image.
 #[derive(Debug)]
 pub(super) struct Paths<'a, B> {
@@ -55,9 +58,8 @@ pub(super) struct Paths<'a, B> {
     answers: u32,
     /// Directories that were listed.
     listed: HashMap<Vec<u8>, Listing<'a>>,
-    /// The directories of all files by their names, once they were listed; `None` for a name in
-    /// several of them.
-    everywhere: Option<HashMap<Vec<u8>, Option<Arc<[u8]>>>>,
+    /// All files, once they were listed.
+    everywhere: Option<Everywhere>,
     /// Paths that were resolved: modules name the same packages over and over.
     resolved: HashMap<Vec<u8>, Option<(Vec<u8>, InodeView)>>,
 }
@@ -305,9 +307,9 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
     }
 }
 
-/// The directories of all regular files by their names; `None` for a name in several of them.
-fn all_names<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> HashMap<Vec<u8>, Option<Arc<[u8]>>> {
-    let mut names = HashMap::new();
+/// Lists all files.
+fn all_names<B: AsRef<[u8]>>(bootstrap: &Bootstrap<B>) -> Everywhere {
+    let mut names = Everywhere::new();
     walk(bootstrap, Arc::from(&b""[..]), |directory: &Arc<[u8]>, entry| {
         if entry.file_type == FileType::Regular {
             let name = names.entry(entry.name.to_vec());

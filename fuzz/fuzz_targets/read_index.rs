@@ -17,10 +17,12 @@ fuzz_target!(|data: &[u8]| {
     // A chunk of 16 MiB takes a few bytes.
     if read.starts.last().is_none_or(|start| *start < 64 << 20) {
         let _ = diff_id(&read, |_: &Chunk, _: &mut [u8]| Ok(()));
-        let index = data.to_vec();
-        let layer = KnownLayer { digest, stored_size: 1 << 20, diff_id: digest, index };
-        if let Ok(made) = assemble(vec![layer]) {
-            Bootstrap::open(made.bootstrap).unwrap();
+        for file in [None, Some("file".to_owned())] {
+            let (stored_size, diff_id, index) = (1 << 20, digest, data.to_vec());
+            let layer = KnownLayer { digest, stored_size, diff_id, file, index };
+            if let Ok(made) = assemble(vec![layer]) {
+                Bootstrap::open(made.bootstrap).unwrap();
+            }
         }
     }
 });

@@ -34,7 +34,7 @@ const FAR: usize = 6;
 const NEAR: usize = 2;
 
 /// Bytes in memory for all blobs in flight.
-const MEMORY: u64 = 64 << 20;
+const MEMORY: u64 = 48 << 20;
 
 /// Bytes per read from a server without range support.
 const CHUNK: u64 = 64 << 10;

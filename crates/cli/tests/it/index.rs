@@ -204,6 +204,7 @@ fn an_index_is_used_only_if_a_trusted_key_states_it() {
     let refused = |name: &str| {
         let error = lazuli.fails(["check", name]);
         assert!(error.contains("not a lazy image"), "{error}");
+        lazuli.assert_is_pulled_whole(name);
     };
     refused(&name);
     let key = |signer: &Signer| signer.private().to_str().unwrap().to_owned();

@@ -123,6 +123,20 @@ impl Lazuli {
         error
     }
 
+    /// Checks that no index and no lazy form of an image counts under this configuration: the
+    /// daemon of a new node pulls the image before it mounts it.
+    #[track_caller]
+    pub(crate) fn assert_is_pulled_whole(&self, image: &str) {
+        let node = Lazuli::new();
+        std::fs::copy(self.path("config.toml"), node.path("config.toml")).unwrap();
+        let mountpoint = node.directory("mnt");
+        let at = mountpoint.to_str().unwrap();
+        let mounted = node.output(["mount", image, at, "--driver", "fuse"]);
+        let said = String::from_utf8_lossy(&mounted.stderr);
+        assert!(mounted.status.success() && said.contains("has no index"), "{said}");
+        node.ok(["umount", at]);
+    }
+
     /// `status --json`.
     #[track_caller]
     pub(crate) fn status(&self) -> Value {

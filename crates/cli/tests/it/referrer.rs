@@ -42,10 +42,12 @@ fn a_trusted_referrer_replaces_a_tag_and_never_a_digest() {
     // Any client that may push can add a referrer, so only the operator can trust it.
     let error = lazuli.fails(["check", &ordinary]);
     assert!(error.contains("images.referrers"), "{error}");
+    lazuli.assert_is_pulled_whole(&ordinary);
     let other = format!("[images]\nreferrers = ['{}/other']\n", registry.host());
     for config in [&other, &other.replace("other", "app")] {
         let error = lazuli.fails(["check", &ordinary]);
         assert!(error.contains("not a lazy image"), "{error}");
+        lazuli.assert_is_pulled_whole(&ordinary);
         let _ = lazuli.output(["stop"]);
         lazuli.configure(config);
     }
@@ -58,6 +60,7 @@ fn a_trusted_referrer_replaces_a_tag_and_never_a_digest() {
     assert!(lazuli.fails(["optimize", &ordinary]).contains("say TARGET"));
     let error = lazuli.fails(["check", &pinned]);
     assert!(error.contains("not a lazy image"), "{error}");
+    lazuli.assert_is_pulled_whole(&pinned);
     registry.without_referrers();
     assert!(lazuli.fails(["check", &ordinary]).contains("not a lazy image"));
     assert_eq!(registry.violations(), Vec::<String>::new());

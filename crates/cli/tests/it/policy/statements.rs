@@ -76,6 +76,7 @@ fn a_lazy_image_replaces_an_ordinary_one_only_by_a_trusted_statement() {
     rule("");
     let error = lazuli.fails(["check", &name]);
     assert!(error.contains("not a lazy image"), "{error}");
+    lazuli.assert_is_pulled_whole(&name);
     rule(&format!(", statements = [{:?}]", converter.public()));
     scene.refused(&name);
     // Of an earlier version, which is signed as well.

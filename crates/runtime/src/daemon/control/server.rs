@@ -118,7 +118,7 @@ async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>)
         };
         result.unwrap_or_else(|error| Response::Error {
             message: error.for_people(),
-            no_index: error.is_not_lazy() && node.may_index(),
+            no_index: node.may_pull(&error),
         })
     });
     let panicked =

@@ -45,8 +45,12 @@ impl Node {
         request.mountpoint.clone_from(&mountpoint);
         self.mounts.reserve(&mountpoint).await?;
         let begun = Instant::now();
+        let by_client = !request.base;
         let result = self.mount_reserved(request, cancelled).await;
-        self.count_start(&result, begun.elapsed());
+        // A client pulls the image, and mounts it then.
+        if !(by_client && result.as_ref().is_err_and(|error| self.may_pull(error))) {
+            self.count_start(&result, begun.elapsed());
+        }
         if result.is_err() {
             self.mounts.free(&mountpoint).await;
         }

@@ -13,7 +13,7 @@
 //!         ├─ store           records of layers and images
 //!         ├─ access          which clients may read a layer
 //!         ├─ begin ─ pull    layers without an index
-//!         ├─ whole_image     the same for commands
+//!         ├─ whole_image ─ pull_progress   the same for commands
 //!         ├─ index_unpacked  layers that containerd has pulled
 //!         ├─ bundle          layers that a node is delivered with
 //!         ├─ publish         for other nodes

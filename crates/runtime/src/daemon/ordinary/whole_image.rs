@@ -23,6 +23,11 @@ impl Node {
         self.admission.registry.indexes != IndexTrust::Nothing
     }
 
+    /// Returns whether a mount failed because the image has to be pulled first.
+    pub(in crate::daemon) fn may_pull(&self, error: &DaemonError) -> bool {
+        error.is_not_lazy() && self.may_index()
+    }
+
     /// Pulls all layers of an image or artifact that this node has not hashed, and publishes its
     /// index if the operator wants that. `show` gets the progress when it has begun, and keeps it
     /// until the image is served.

@@ -67,7 +67,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 if self.paths.is_spent() {
                     break;
                 }
-                found.extend(imports.follow_name(&mut self.paths, name));
+                found.extend(imports.python_constant(&mut self.paths, name));
             }
             return self.add_imports(&imports, found);
         }
@@ -92,6 +92,14 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         let is_library = found.name().windows(3).any(|part| part == b".so");
         let may_be_read = !is_library && !found.is_executable && found.size <= NAMED;
         (may_be_read && !self.is_known(&found)).then_some(found)
+    }
+}
+
+#[cfg(fuzzing)]
+pub(crate) mod fuzz {
+    /// Every name in the bytes, as if they were constants.
+    pub fn constants(bytes: &[u8]) {
+        super::texts(bytes).for_each(|name| assert!(!name.is_empty()));
     }
 }
 

@@ -140,8 +140,8 @@ impl Linker {
     }
 }
 
-/// Returns whether this is the C library or the dynamic linker: every program has them, and next to
-/// none makes the calls for which they open what they name.
+/// Returns whether this is the C library or the dynamic linker. Every program has them, and few
+/// programs make the calls that open the files which they name.
 pub(super) fn is_of_c_library(file: &Found) -> bool {
     let names: [&[u8]; 3] = [b"libc.so", b"ld-linux", b"ld-musl"];
     names.iter().any(|name| file.name().starts_with(name))

@@ -20,7 +20,7 @@ mod constants;
 mod elf;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz {
-    pub use super::{elf::fuzz::elf, imports::fuzz::imports};
+    pub use super::{constants::fuzz::constants, elf::fuzz::elf, imports::fuzz::imports};
 }
 mod habits;
 mod imports;

@@ -220,18 +220,6 @@ impl Imports {
         self.language == Language::Python
     }
 
-    /// The modules that a constant of a compiled module names.
-    pub(super) fn follow_name(
-        &self,
-        paths: &mut Paths<'_, impl AsRef<[u8]>>,
-        name: &[u8],
-    ) -> Vec<Import> {
-        match self.language {
-            Language::Python => self.python_constant(paths, name),
-            _ => Vec::new(),
-        }
-    }
-
     /// Returns whether names are in tables anywhere in a module, not at its beginning.
     pub(super) fn has_tables(&self) -> bool {
         matches!(self.language, Language::Java | Language::DotNet | Language::Mono)

@@ -137,7 +137,7 @@ impl Imports {
     }
 
     /// The modules that a constant of a compiled one names: `package.module`.
-    pub(super) fn python_constant(
+    pub(in crate::prefetch::guess) fn python_constant(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
         name: &[u8],

@@ -197,6 +197,9 @@ impl FromIterator<NewPoint> for Points {
         let mut points: Vec<_> = points.into_iter().collect();
         points.sort_by_key(|point| point.stored);
         points.dedup_by_key(|point| point.stored);
+        // A compressor for each window would take as long as compressing it.
+        let compressor = zstd::bulk::Compressor::new(LEVEL);
+        let mut compressor = compressor.expect("there is memory for it");
         let mut frames = Vec::new();
         let mut bytes = MAGIC.to_vec();
         let count = points.len();
@@ -205,7 +208,7 @@ impl FromIterator<NewPoint> for Points {
             let nearest = &window[window.len().saturating_sub(MAX_WINDOW)..];
             let frame = match nearest {
                 [] => Vec::new(),
-                _ => zstd::bulk::compress(nearest, LEVEL).expect("there is memory for it"),
+                _ => compressor.compress(nearest).expect("there is memory for it"),
             };
             let row = Row {
                 stored: stored.0.into(),

@@ -105,7 +105,7 @@ impl Gate {
         if !policy.has_statement_keys(name) {
             return Ok(None);
         }
-        for entry in listed_indexes(repository, image, referrers).await {
+        for entry in listed_indexes(repository, &image.digest, referrers).await {
             let index = Descriptor::plain(&entry.media_type, entry.digest, entry.size);
             let question = Question::resolved(name, index, options);
             let search = timeout(SEARCH_DEADLINE, Search::new(&policy, &question).gather());

@@ -96,6 +96,12 @@ impl<'a> Joined<'a> {
         self.next == self.index.starts.len()
     }
 
+    /// Goes on behind the next chunk, which begins here.
+    pub(super) fn pass_chunk(&mut self) {
+        self.at += u64::from(self.index.record.blob.chunks[self.next].decoded_size);
+        self.next += 1;
+    }
+
     fn bring_chunk(&mut self) -> io::Result<()> {
         let chunk = &self.index.record.blob.chunks[self.next];
         self.chunk.resize(chunk.decoded_size as usize, 0);

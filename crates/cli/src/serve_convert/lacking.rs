@@ -120,7 +120,7 @@ async fn has_index(
     manifest: &Manifest,
     is_signed: bool,
 ) -> Result<bool, RegistryError> {
-    for entry in listed_indexes(repository, manifest, None).await {
+    for entry in listed_indexes(repository, &manifest.digest, None).await {
         if fetch_index(repository, manifest, &entry).await.is_none() {
             continue;
         }

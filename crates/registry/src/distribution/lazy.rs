@@ -6,7 +6,10 @@
 //! cannot be changed, and nothing compares its content with the subject's. So they count only where
 //! the operator says so, or where a policy has them verified.
 
-use lazuli_image::oci::{Descriptor, Platform, media_type};
+use lazuli_image::{
+    Digest,
+    oci::{Descriptor, Platform, media_type},
+};
 
 use crate::{
     error::RegistryError,
@@ -63,7 +66,7 @@ pub async fn lazy_manifest(
         return Ok(Found { manifest, referrers });
     }
     if !name.is_pinned() && replacement == Replacement::Allowed {
-        let listed = listed(repository, &manifest, None).await;
+        let listed = listed(repository, &manifest.digest, None).await;
         if let Some(lazy) = lazy_among(repository, &manifest, &listed).await {
             return Ok(Found { manifest: lazy, referrers });
         }
@@ -110,7 +113,7 @@ pub async fn lazy_form(
     if trusted.replacement(name) == Replacement::Refused {
         return Ok(None);
     }
-    let entries = listed(repository, &manifest, None).await;
+    let entries = listed(repository, &manifest.digest, None).await;
     Ok(lazy_among(repository, &manifest, &entries).await)
 }
 
@@ -142,7 +145,7 @@ async fn index(
     subject: &Manifest,
     referrers: Option<&[Descriptor]>,
 ) -> Option<Manifest> {
-    for entry in listed_indexes(repository, subject, referrers).await {
+    for entry in listed_indexes(repository, &subject.digest, referrers).await {
         if let Some(index) = fetch_index(repository, subject, &entry).await {
             return Some(index);
         }
@@ -150,11 +153,11 @@ async fn index(
     None
 }
 
-/// Entries of the list of referrers that may be indexes of `subject`, trusted or not. `referrers`
-/// is the list, if it is known.
+/// Entries of the list of referrers that may be indexes of the image `subject`, trusted or not.
+/// `referrers` is the list, if it is known.
 pub async fn listed_indexes(
     repository: &dyn Repository,
-    subject: &Manifest,
+    subject: &Digest,
     referrers: Option<&[Descriptor]>,
 ) -> Vec<Descriptor> {
     let is_index =
@@ -180,10 +183,10 @@ pub async fn fetch_index(
 /// Entries of the list of referrers of `subject` that have the type of an image.
 async fn listed(
     repository: &dyn Repository,
-    subject: &Manifest,
+    subject: &Digest,
     artifact_type: Option<&str>,
 ) -> Vec<Descriptor> {
-    let found = repository.referrers(&subject.digest, artifact_type).await;
+    let found = repository.referrers(subject, artifact_type).await;
     let mut entries = found.inspect_err(unknown).unwrap_or_default();
     entries.retain(|entry| IMAGE_TYPES.contains(&entry.media_type.as_str()));
     entries

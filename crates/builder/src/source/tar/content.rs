@@ -28,6 +28,17 @@ pub(super) struct Layout {
 }
 
 impl<R: Read> Archive<R> {
+    /// Goes on behind the next `length` bytes of the member's content, which `pass` has the reader
+    /// pass over. The member is not sparse, and has as many bytes left.
+    pub(crate) fn pass_content(&mut self, length: u64, pass: impl FnOnce(&mut R)) {
+        pass(&mut self.reader);
+        self.offset += length;
+        let layout = &mut self.content;
+        layout.at += length;
+        layout.left -= length;
+        layout.stored -= length;
+    }
+
     /// Determines whether the member is sparse, and where its data goes.
     pub(super) fn sparse(
         &mut self,

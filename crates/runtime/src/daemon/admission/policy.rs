@@ -18,7 +18,7 @@ use crate::{
 
 impl MountRequest {
     /// The name that the policy covers.
-    fn asked(&self) -> Result<ImageName, DaemonError> {
+    pub(in crate::daemon) fn asked_name(&self) -> Result<ImageName, DaemonError> {
         Ok(self.asked.as_ref().unwrap_or(&self.image).parse()?)
     }
 
@@ -60,7 +60,7 @@ impl Admission {
         request: &MountRequest,
         manifest: &Manifest,
     ) -> Result<Question, DaemonError> {
-        let question = Question::of(&request.asked()?, manifest, &self.options(request));
+        let question = Question::of(&request.asked_name()?, manifest, &self.options(request));
         Ok(match request.asked {
             Some(_) => question.by_client(),
             None => question,
@@ -74,7 +74,7 @@ impl Admission {
         request: &MountRequest,
     ) -> Result<Verified, DaemonError> {
         let (_, digest) = request.name_and_digest()?;
-        let (asked, options) = (request.asked()?, self.options(request));
+        let (asked, options) = (request.asked_name()?, self.options(request));
         let question = Question::resolved(&asked, manifest_descriptor(digest), &options);
         Ok(self.gate.admit(question).await?)
     }

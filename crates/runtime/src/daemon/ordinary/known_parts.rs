@@ -6,10 +6,14 @@ use std::{io, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use lazuli_builder::index::KnownLayer;
-use lazuli_image::{Digest, oci::media_type};
+use lazuli_image::{
+    Digest,
+    oci::{Descriptor, media_type},
+};
 use lazuli_policy::{SignedIndex, StatedLayer};
 use lazuli_registry::{
     Document, ImageName, IndexTrust, Login, Manifest, Options, Parsed, Pull, Repository, config,
+    manifest::DOCUMENT_LIMIT,
 };
 use lazuli_sys::path_error::At as _;
 use tokio::{io::AsyncReadExt as _, sync::OnceCell};
@@ -43,15 +47,17 @@ impl StatedIndexes for Ordinaries {
 }
 
 impl Ordinaries {
-    /// The image with its configuration.
+    /// The image with its configuration. `listed` are its indexes in `repository`, if they are
+    /// known.
     pub(super) async fn image(
         &self,
         request: &MountRequest,
-        name: &ImageName,
         manifest: Arc<Manifest>,
+        listed: Option<&[Descriptor]>,
+        repository: &dyn Repository,
         options: &Options,
     ) -> Result<Arc<Ordinary>, DaemonError> {
-        let asked: ImageName = request.asked.as_ref().unwrap_or(&request.image).parse()?;
+        let asked = request.asked_name()?;
         if let Some(known) = self.recall(&asked, &manifest.digest) {
             return Ok(known);
         }
@@ -60,21 +66,25 @@ impl Ordinaries {
         if let Some(config) = kept {
             return Ok(self.remember(Ordinary::new(asked, manifest, Bytes::from(config))));
         }
-        let repository = lazuli_registry::open(name, options)?;
         // At the same time: the search needs the manifest alone.
         let search = async {
-            let is_wanted = self.registry.indexes != IndexTrust::Proven
-                && self.store.stated(&manifest.digest).is_none();
-            match is_wanted {
-                true => Some(self.find_signed(&asked, &manifest, &*repository, options).await),
+            match self.searches(&manifest.digest) {
+                true => {
+                    Some(self.find_signed(&asked, &manifest, listed, repository, options).await)
+                }
                 false => None,
             }
         };
-        let (config, signed) = tokio::join!(config(&*repository, &manifest), search);
+        let (config, signed) = tokio::join!(config(repository, &manifest), search);
         let config = config?;
         let mut image = Ordinary::new(asked, manifest, config);
         image.signed = OnceCell::new_with(signed);
         Ok(self.remember(image))
+    }
+
+    /// Returns whether a statement about the image with this manifest would be searched for.
+    pub(super) fn searches(&self, manifest: &Digest) -> bool {
+        self.registry.indexes != IndexTrust::Proven && self.store.stated(manifest).is_none()
     }
 
     /// Returns whether a key is trusted to state the content of the image's layers.
@@ -133,21 +143,23 @@ impl Ordinaries {
         if let Some(known) = self.stated(&image.asked, &image.manifest)? {
             return Ok(Some(known));
         }
-        let search = self.find_signed(&image.asked, &image.manifest, &**repository, options);
+        let search = self.find_signed(&image.asked, &image.manifest, None, &**repository, options);
         let found = image.signed.get_or_init(|| search).await.clone();
         // The policy may be another by now.
         Ok(found.filter(|found| self.still_counts(image, found)))
     }
 
-    /// Searches the repository for an index of the image that a trusted key has stated.
+    /// Searches the repository for an index of the image that a trusted key has stated, among
+    /// those `listed`, if they are known.
     async fn find_signed(
         &self,
         asked: &ImageName,
         manifest: &Manifest,
+        listed: Option<&[Descriptor]>,
         repository: &dyn Repository,
         options: &Options,
     ) -> Option<SignedIndex> {
-        let search = self.gate.signed_index(asked, manifest, None, repository, options);
+        let search = self.gate.signed_index(asked, manifest, listed, repository, options);
         let found = tokio::time::timeout(LOOK_WITHIN, search).await.ok()?.ok()??;
         self.remember_index(manifest, &found);
         Some(found)
@@ -250,14 +262,20 @@ impl Ordinaries {
 
     async fn fetch_index(&self, vouched: &VouchedLayer) -> Result<Vec<u8>, DaemonError> {
         let path = self.store.root().to_owned();
-        let VouchedLayer { stated, size, repository } = vouched;
-        if *size > INDEX_LIMIT {
+        let VouchedLayer { index, repository, .. } = vouched;
+        if index.size > INDEX_LIMIT {
             let source = io::Error::other("the index is too big");
             return Err(DaemonError::Io { path, source });
         }
-        let mut reader = repository.blob(&stated.index, *size).await?;
-        let mut bytes = Vec::new();
-        reader.read_to_end(&mut bytes).await.at(&path)?;
+        // The mount waits for it.
+        let bytes = if index.size <= DOCUMENT_LIMIT {
+            repository.small_blob(index).await?.content.to_vec()
+        } else {
+            let mut bytes = Vec::new();
+            let mut reader = repository.blob(&index.digest, index.size).await?;
+            reader.read_to_end(&mut bytes).await.at(&path)?;
+            bytes
+        };
         self.store.keep_index(&bytes).at(&path)?;
         Ok(bytes)
     }

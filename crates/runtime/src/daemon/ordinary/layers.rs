@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lazuli_builder::index::KnownLayer;
 use lazuli_image::{Digest, oci::chain_ids};
-use lazuli_registry::{ImageName, IndexTrust, Login, Manifest, Repository};
+use lazuli_registry::{ImageName, IndexTrust, Login, Manifest, Repository, listed_indexes};
 
 use super::{begin::key_of, state::Ordinary, store::Holder, vouched::Vouched};
 use crate::{
@@ -61,12 +61,13 @@ impl Images {
         };
         let chain = chain_ids(image.layers.iter().filter_map(|layer| layer.diff_id));
         let Some(at) = chain.iter().position(|id| id == layer) else { return Ok(None) };
-        let repository = lazuli_registry::open(&name, &self.0.admission.options(request))?;
-        let vouched = self.vouched(request, &image, &repository).await?;
+        let options = self.0.admission.options(request);
+        let repository = lazuli_registry::open(&name, &options)?;
+        let vouched = self.0.ordinaries.vouched(&image, &repository, &options).await?;
         if may_pull {
             self.0.ordinaries.begin_pulls(&image, &vouched, &repository, login.as_ref());
         }
-        self.0.ordinaries.look_ahead(&image, &vouched, &*repository, client).await;
+        self.look_ahead(&image, &vouched, &repository, client).await;
         for layer in image.layers.iter().take(at + 1) {
             let is_known = async || self.0.ordinaries.known_layer(layer, &vouched).await.is_some();
             // A pull may end in between.
@@ -112,9 +113,10 @@ impl Images {
         let Some(layer) = image.layers.iter().find(|own| own.digest() == *layer) else {
             return Ok(None);
         };
-        let repository = lazuli_registry::open(&name, &self.0.admission.options(request))?;
-        let vouched = self.vouched(request, &image, &repository).await?;
-        self.0.ordinaries.look_ahead(&image, &vouched, &*repository, None).await;
+        let options = self.0.admission.options(request);
+        let repository = lazuli_registry::open(&name, &options)?;
+        let vouched = self.0.ordinaries.vouched(&image, &repository, &options).await?;
+        self.look_ahead(&image, &vouched, &repository, None).await;
         let Some(known) = self.0.ordinaries.known_layer(layer, &vouched).await else {
             return Ok(None);
         };
@@ -130,7 +132,21 @@ impl Images {
         name: &ImageName,
     ) -> Result<Option<Arc<Ordinary>>, DaemonError> {
         let (_, digest) = request.name_and_digest()?;
-        let manifest = self.recent_manifest(request, name).await?;
+        let options = self.0.admission.options(request);
+        let repository = lazuli_registry::open(name, &options)?;
+        let is_new = self.0.admission.recent.get(name).is_none();
+        let preconnect = is_new.then(|| repository.request_policy().preconnect());
+        // The list needs the digest alone.
+        let list = async {
+            let ordinaries = &self.0.ordinaries;
+            let asked = request.asked_name().ok()?;
+            match is_new && ordinaries.may_be_signed(&asked) && ordinaries.searches(&digest) {
+                true => Some(listed_indexes(&*repository, &digest, None).await),
+                false => None,
+            }
+        };
+        let (manifest, listed) = tokio::join!(self.recent_manifest(request, name), list);
+        let manifest = manifest?;
         if manifest.digest != digest || !is_ordinary(&manifest) {
             return Ok(None);
         }
@@ -138,8 +154,12 @@ impl Images {
         if self.0.admission.admit_pinned(request).await.is_err() {
             return Ok(None);
         }
-        let options = self.0.admission.options(request);
-        self.0.ordinaries.image(request, name, manifest, &options).await.map(Some)
+        if let Some(preconnect) = preconnect {
+            preconnect.done().await;
+        }
+        let listed = listed.as_deref();
+        let image = self.0.ordinaries.image(request, manifest, listed, &*repository, &options);
+        image.await.map(Some)
     }
 
     /// Returns whether this node may know layers of the image without pulling any.
@@ -148,22 +168,27 @@ impl Images {
             && (self.0.ordinaries.store.knows_layers() || self.0.ordinaries.may_be_signed(name))
     }
 
-    /// Trusted statements about the image's layers. What a start most likely reads is looked for.
-    async fn vouched(
+    /// Fetches what the mount of the image needs and, once that is on its way, what a start most
+    /// likely reads.
+    async fn look_ahead(
         &self,
-        request: &MountRequest,
         image: &Ordinary,
+        vouched: &Vouched,
         repository: &Arc<dyn Repository>,
-    ) -> Result<Vouched, DaemonError> {
-        let options = self.0.admission.options(request);
-        let vouched = self.0.ordinaries.vouched(image, repository, &options).await?;
-        if image.looked_ahead.get().is_none() && !vouched.beside.is_empty() {
-            let layers = image.manifest.parsed.layers.iter().chain(&vouched.beside);
-            let (digest, layers) = (&image.manifest.digest, layers.cloned().collect::<Vec<_>>());
-            let guess = vouched.guess.clone();
-            self.0.prefetcher.look_up_ahead(repository, digest, &layers, guess);
-        }
-        Ok(vouched)
+        login: Option<&Login>,
+    ) {
+        let is_first = image.looked_ahead.get().is_none();
+        let look_up = async {
+            if is_first && !vouched.beside.is_empty() {
+                let layers = image.manifest.parsed.layers.iter().chain(&vouched.beside);
+                let (digest, layers) =
+                    (&image.manifest.digest, layers.cloned().collect::<Vec<_>>());
+                let guess = vouched.guess.clone();
+                self.0.prefetcher.look_up_ahead(repository, digest, &layers, guess);
+            }
+        };
+        let indexes = self.0.ordinaries.look_ahead(image, vouched, &**repository, login);
+        tokio::join!(biased; indexes, look_up);
     }
 
     /// Removes everything of an ordinary image that nothing else uses: containerd has it no more.

@@ -106,7 +106,7 @@ impl Node {
         let options = self.admission.options(request);
         let repository = lazuli_registry::open(name, &options)?;
         let verified = self.admission.admit(request, &manifest).await?;
-        let image = self.ordinaries.image(request, name, manifest, &options).await?;
+        let image = self.ordinaries.image(request, manifest, None, &*repository, &options).await?;
         let layers: Vec<_> = match part {
             Part::Lowest(count) => image.layers.iter().take(count as usize).collect(),
             Part::One(digest) => {

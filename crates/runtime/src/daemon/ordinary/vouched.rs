@@ -38,8 +38,7 @@ const MOST_UNKNOWN: usize = 4096;
 #[derive(Clone, Debug)]
 pub(super) struct VouchedLayer {
     pub(super) stated: StatedLayer,
-    /// Bytes of the index.
-    pub(super) size: u64,
+    pub(super) index: Descriptor,
     /// The repository that has it.
     pub(super) repository: Arc<dyn Pull>,
 }
@@ -60,8 +59,8 @@ impl Vouched {
         let parsed = &signed.manifest.parsed;
         let listed = &parsed.layers;
         let layer = |stated: &StatedLayer| {
-            let size = listed.iter().find(|layer| layer.digest == stated.index)?.size;
-            Some(VouchedLayer { stated: *stated, size, repository: repository.clone() })
+            let index = listed.iter().find(|layer| layer.digest == stated.index)?.clone();
+            Some(VouchedLayer { stated: *stated, index, repository: repository.clone() })
         };
         let layers = signed.indexing.layers.iter().filter_map(layer).collect();
         Vouched { layers, beside: listed.clone(), guess: parsed.guess() }
@@ -115,8 +114,8 @@ impl Ordinaries {
             None => self.look_for_layer(image, &indexes, layer, &*repository).await?,
         };
         let (manifest, stated) = found;
-        let size = manifest.parsed.layer_index(&layer.layer)?.size;
-        Some(VouchedLayer { stated, size, repository })
+        let index = manifest.parsed.layer_index(&layer.layer)?.clone();
+        Some(VouchedLayer { stated, index, repository })
     }
 
     /// A statement found earlier, if it still counts.

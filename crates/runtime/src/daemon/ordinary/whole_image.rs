@@ -41,7 +41,8 @@ impl Node {
         let options = self.admission.options(request);
         self.admission.admit(request, manifest).await?;
         let repository = lazuli_registry::open(name, &options)?;
-        let image = self.ordinaries.image(request, name, manifest.clone(), &options).await?;
+        let image = self.ordinaries.image(request, manifest.clone(), None, &*repository, &options);
+        let image = image.await?;
         may_be_shown(&image).map_err(|source| {
             let image = name.to_string();
             DaemonError::Prefix { image, source }

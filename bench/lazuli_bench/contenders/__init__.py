@@ -55,4 +55,5 @@ def contenders():
     """All of them, in the order of tables."""
     from . import erofs, lazuli, nydus, overlayfs, stargz
     return [overlayfs.Overlayfs(), lazuli.Fanotify(), lazuli.Fuse(), lazuli.Traced(), lazuli.FirstPull(),
-            lazuli.Indexed(), lazuli.Signed(), lazuli.Mirrored(), lazuli.MirroredOverlayfs(), stargz.Stargz(), nydus.Nydus(), erofs.Erofs()]
+            lazuli.Indexed(), lazuli.MirroredIndexed(), lazuli.Signed(), lazuli.Mirrored(), lazuli.MirroredOverlayfs(),
+            stargz.Stargz(), nydus.Nydus(), erofs.Erofs()]

@@ -79,6 +79,7 @@ class Indexed(Fanotify):
 
     name, title = "lazuli-index", "Lazuli, indexed image"
     is_variant = True
+    mirror = False
 
     def __init__(self):
         self.repository = None
@@ -100,7 +101,14 @@ class Indexed(Fanotify):
         public.write_bytes(run("openssl", "pkey", "-in", private, "-pubout"))
         policy = work / "policy.toml"
         policy.write_text(f'[default]\naccept = true\nstatements = ["{public}"]\nsigned_as = ["{self.repository}"]\n')
-        return daemon(work, self.driver, f'policy = "{policy}"\n')
+        return daemon(work, self.driver, f'policy = "{policy}"\n', self.mirror)
+
+
+class MirroredIndexed(Indexed):
+    """The same, pulled through the node's mirror."""
+
+    name, title = "lazuli-index-mirror", "Lazuli, indexed image, mirror"
+    mirror = True
 
 
 class Signed(Fanotify):

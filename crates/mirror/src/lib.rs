@@ -93,7 +93,7 @@ pub struct Settings {
 
 /// The mirror's reports to the node about pulled images.
 pub trait Node: fmt::Debug + Send + Sync {
-    /// The manifest of a lazy image was fetched for a client with this login, which is about to
+    /// The manifest of an image was fetched for a client with this login, which is about to
     /// pull it. `image` has its digest. Returns at once.
     fn expect(&self, image: Reference, manifest: Manifest, login: Option<Login>);
 }

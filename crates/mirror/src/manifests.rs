@@ -213,8 +213,8 @@ impl Mirror {
         }
     }
 
-    /// Prepares for the pull of an image: fetches its configuration, and reports a lazy image to
-    /// the node.
+    /// Prepares for the pull of an image: fetches its configuration, and reports the image to the
+    /// node.
     fn expect(self: &Arc<Self>, session: &Arc<Session>, reference: &Reference, manifest: Manifest) {
         let parsed = &manifest.parsed;
         let blobs = parsed.layers.iter().chain([&parsed.config]);
@@ -227,9 +227,7 @@ impl Mirror {
         if let Some(login) = &session.login {
             self.pulls.record_login(&image, login.clone());
         }
-        if parsed.lazy_base().is_some() {
-            self.node.expect(image, manifest, session.login.clone());
-        }
+        self.node.expect(image, manifest, session.login.clone());
     }
 }
 

@@ -16,12 +16,15 @@ use std::{
 use lazuli_testkit::{
     kernel::{Feature, require},
     odd,
-    registry::FakeRegistry,
+    registry::{FakeRegistry, Logged},
 };
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::lazuli::Lazuli;
+use crate::{
+    lazuli::{Lazuli, corpus},
+    policy::signer::Signer,
+};
 
 /// Time limit for operations that take milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -35,6 +38,11 @@ struct Scene {
 
 impl Scene {
     fn new() -> Option<Self> {
+        Self::with(|_| String::new())
+    }
+
+    /// `top` are further lines of the configuration, in no table.
+    fn with(top: impl FnOnce(&Lazuli) -> String) -> Option<Self> {
         if !require(Feature::Root) || !require(Feature::Fuse) {
             return None;
         }
@@ -42,7 +50,9 @@ impl Scene {
         let address = format!("127.0.0.1:{port}");
         let lazuli = Lazuli::new();
         let hosts = lazuli.path("certs.d");
-        lazuli.configure_all(&format!("hosts_dir = {hosts:?}\n[mirror]\nlisten = \"{address}\"\n"));
+        let top = top(&lazuli);
+        let mirror = format!("[mirror]\nlisten = \"{address}\"\n");
+        lazuli.configure_all(&format!("hosts_dir = {hosts:?}\n{top}{mirror}"));
         lazuli.directory("root");
         let daemon = spawn(&lazuli);
         let scene = Scene { lazuli, registry: FakeRegistry::start().unwrap(), address, daemon };
@@ -104,6 +114,41 @@ fn spawn(lazuli: &Lazuli) -> Child {
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// An ordinary image: nobody but the mirror asks for anything of it.
+#[test]
+fn signed_indexes_are_fetched_once_a_client_has_asked_for_the_image() {
+    let Some(layout) = corpus("busybox").filter(|_| require(Feature::Program("openssl"))) else {
+        return;
+    };
+    let mut signer = None;
+    let scene = Scene::with(|lazuli| {
+        let made = signer.insert(Signer::new(&lazuli.directory(""), "good"));
+        let policy = lazuli.path("policy.toml");
+        let rule = format!("default = {{ accept = true, statements = [{:?}] }}", made.public());
+        fs::write(&policy, rule).unwrap();
+        format!("policy = {policy:?}\n")
+    });
+    let (Some(scene), Some(signer)) = (scene, signer) else { return };
+    let Scene { lazuli, registry, .. } = &scene;
+    let image = format!("{}/app:1", registry.host());
+    lazuli.ok(["copy", &format!("oci:{}:latest", layout.display()), &image]);
+    lazuli.ok(["index", &image, "--sign", signer.private().to_str().unwrap()]);
+    registry.reset_stats();
+    let client = scene.client();
+    let manifest = runtime().block_on(async {
+        client.get(scene.url("manifests/1")).send().await.unwrap().text().await.unwrap()
+    });
+    let is_index = |it: &Logged| {
+        let blob = it.target.split_once("/blobs/").map(|(_, digest)| digest);
+        it.method == "GET" && blob.is_some_and(|blob| !manifest.contains(blob))
+    };
+    let started = Instant::now();
+    while !registry.log().iter().any(is_index) {
+        assert!(started.elapsed() < TIMEOUT, "{:#?}", registry.log());
+        thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// A client that asks all the time meets a mirror, whatever becomes of the worker: a request may

@@ -89,14 +89,17 @@ async fn a_tag_that_the_operator_lists_means_the_lazy_form() {
 }
 
 #[tokio::test]
-async fn the_node_learns_of_lazy_images_with_the_clients_login() {
+async fn the_node_learns_of_images_with_the_clients_login() {
     let scene = Scene::with(&["*"]).await;
+    let [_, plain, _] = scene.put_image("plain", b"another layer");
     let [_, ordinary, lazy] = scene.put_both("1");
     let name = format!("{}/{APP}", scene.registry.host());
-    scene.get_as("ann", "secret", "manifests/1").await;
     let ann = Login::new("ann", "secret");
+    scene.get_as("ann", "secret", &format!("manifests/{plain}")).await;
+    scene.get_as("ann", "secret", "manifests/1").await;
     let told = scene.node.0.lock().unwrap().clone();
-    assert_eq!(told, [(format!("{name}:1@{lazy}"), Some(ann.clone()))]);
+    let expected = [format!("{name}@{plain}"), format!("{name}:1@{lazy}")];
+    assert_eq!(told, expected.map(|image| (image, Some(ann.clone()))));
     let login = |digest| scene.mirror.login(&format!("{name}@{digest}").parse().unwrap());
     assert_eq!((login(lazy), login(ordinary)), (Some(ann), None));
 }

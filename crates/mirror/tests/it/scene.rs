@@ -8,7 +8,9 @@ use std::{
 
 use lazuli_image::{Algorithm, Digest, oci::media_type};
 use lazuli_mirror::{Identity, LazyNames, Mirror, Node, Settings};
-use lazuli_registry::{Bundle, Copy, ImageName, Layout, Login, Manifest, Options, Reference};
+use lazuli_registry::{
+    Bundle, Copy, ImageName, Layout, Login, Manifest, Options, Reference, Selector,
+};
 use lazuli_testkit::registry::FakeRegistry;
 use reqwest::{Certificate, Client, Response};
 use serde_json::{Value, json};
@@ -34,7 +36,7 @@ pub(crate) struct Recorder(pub(crate) Mutex<Vec<(String, Option<Login>)>>);
 
 impl Node for Recorder {
     fn expect(&self, image: Reference, manifest: Manifest, login: Option<Login>) {
-        assert!(manifest.parsed.lazy_base().is_some());
+        assert_eq!(image.selector(), Selector::Digest(manifest.digest));
         self.0.lock().unwrap().push((image.to_string(), login));
     }
 }

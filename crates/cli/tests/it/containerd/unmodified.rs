@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     panic::{AssertUnwindSafe, catch_unwind},
     thread,
     time::Duration,
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::{
     chain_ids::{WHO, busybox, push, put_manifest, who},
-    programs::{Containerd, on_both},
+    programs::{Containerd, HOSTS, on_both},
     rig::{Rig, wait},
 };
 use crate::{
@@ -33,6 +33,7 @@ use crate::{
 on_both!(
     an_indexed_image_starts_lazily_by_its_own_name,
     what_the_indexer_guessed_is_fetched_with_the_indexes,
+    a_pull_through_the_mirror_fetches_everything_once,
     an_index_without_a_valid_statement_is_left_to_containerd,
     the_first_node_pulls_whole_and_the_second_starts_lazily,
     nodes_publish_what_the_indexer_makes,
@@ -67,6 +68,16 @@ impl Scene {
         Self::driven(containerd, index, registry, "auto")
     }
 
+    /// A node with a mirror, of which containerd is told.
+    fn mirrored(containerd: Containerd, index: &str, registry: FakeRegistry) -> Option<Self> {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mirror = format!("[mirror]\nlisten = \"127.0.0.1:{port}\"\n");
+        let hosts = |lazuli: &Lazuli| format!("hosts_dir = {:?}\n", lazuli.directory(HOSTS));
+        let scene = Self::opened(containerd, index, registry, hosts, &mirror)?;
+        scene.rig.set_up_mirror(&[]);
+        Some(scene)
+    }
+
     /// Another node with the same registry, which trusts this one's statements.
     pub(super) fn succeeded_by(self, containerd: Containerd, index: &str) -> Option<Self> {
         let public = fs::read(self.signer.public()).unwrap();
@@ -86,11 +97,23 @@ impl Scene {
         registry: FakeRegistry,
         driver: &str,
     ) -> Option<Self> {
+        let driver = format!("driver = \"{driver}\"\n");
+        let scene = Self::opened(containerd, index, registry, |_| String::new(), &driver)?;
+        scene.rig.plain_http(&scene.registry.host());
+        Some(scene)
+    }
+
+    fn opened(
+        containerd: Containerd,
+        index: &str,
+        registry: FakeRegistry,
+        top: impl FnOnce(&Lazuli) -> String,
+        tables: &str,
+    ) -> Option<Self> {
         if !require(Feature::Program("openssl")) {
             return None;
         }
         let mut signer = None;
-        let driver = format!("driver = \"{driver}\"\n");
         let top = |lazuli: &Lazuli| {
             let made = Signer::new(&lazuli.directory(""), "good");
             let path = lazuli.path("policy.toml");
@@ -100,10 +123,9 @@ impl Scene {
             let index = index.replace("KEY", made.private().to_str().unwrap());
             let index = index.replace("CONTENT", content.to_str().unwrap());
             signer = Some(made);
-            format!("policy = {path:?}\n[index]\n{index}")
+            format!("policy = {path:?}\n{}[index]\n{index}", top(lazuli))
         };
-        let rig = Rig::open(containerd, "busybox", top, &driver)?;
-        rig.plain_http(&registry.host());
+        let rig = Rig::open(containerd, "busybox", top, tables)?;
         Some(Scene { rig, registry, signer: signer.unwrap() })
     }
 
@@ -207,6 +229,34 @@ fn what_the_indexer_guessed_is_fetched_with_the_indexes(containerd: Containerd) 
         assert!(!pull.is_finished(), "the indexes were not waited for");
     });
     rig.remove_images(&[&image]);
+}
+
+/// The mirror and the snapshotter both want the indexes. Only the configuration, which containerd
+/// is waiting for, is fetched twice.
+fn a_pull_through_the_mirror_fetches_everything_once(containerd: Containerd) {
+    let settings = format!("first = \"leave\"{ON_DEMAND}");
+    let registry = FakeRegistry::start().unwrap();
+    let Some(scene) = Scene::mirrored(containerd, &settings, registry) else { return };
+    let Scene { rig, registry, signer, .. } = &scene;
+    let image = push(registry, "app", &layers());
+    scene.index(&image, signer);
+    let manifest = registry.manifest("app", "1").unwrap();
+    let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+    let config = manifest["config"]["digest"].as_str().unwrap();
+    registry.reset_stats();
+    rig.pull(&image).unwrap();
+    assert_eq!(scene.run(&image, &WHO), "me\n");
+    let log = registry.log();
+    let of_pull =
+        |it: &&Logged| it.method == "GET" && !it.target.contains(config) && it.range.is_none();
+    let mut fetched: Vec<_> = log.iter().filter(of_pull).map(|it| &it.target).collect();
+    assert!(fetched.len() > 4, "{log:#?}");
+    fetched.sort();
+    let all = fetched.len();
+    fetched.dedup();
+    assert_eq!(fetched.len(), all, "{log:#?}");
+    rig.remove_images(&[&image]);
+    rig.nothing_left();
 }
 
 /// Each of these is an ordinary image for containerd, and shows its own files.

@@ -98,6 +98,22 @@ pub struct MountRequest {
 }
 
 impl MountRequest {
+    /// A request about `image` that names no mount point.
+    pub(in crate::daemon) fn of(image: String) -> Self {
+        MountRequest {
+            image,
+            asked: None,
+            mountpoint: PathBuf::new(),
+            driver: DriverChoice::Auto,
+            platform: None,
+            plain_http: false,
+            base: false,
+            layers: None,
+            layer: None,
+            nosuid: true,
+        }
+    }
+
     /// The client's name for the image.
     pub fn name(&self) -> &str {
         self.asked.as_deref().unwrap_or(&self.image)

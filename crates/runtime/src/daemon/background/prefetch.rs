@@ -4,7 +4,6 @@
 //! next one begins where it was.
 
 use std::{
-    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,7 +14,7 @@ use super::prefetch_jobs::{Job, status};
 use crate::{
     daemon::{
         DaemonError,
-        api::{DriverChoice, MountRequest, PrefetchRequest, PrefetchStatus},
+        api::{MountRequest, PrefetchRequest, PrefetchStatus},
         node::Node,
         served::route::ImageRoute,
     },
@@ -86,18 +85,7 @@ impl Node {
         let name: ImageName = image.parse()?;
         let wanted: Option<Platform> = platform.as_deref().map(str::parse).transpose()?;
         let wanted = wanted.map(Platform::lazy);
-        let request = MountRequest {
-            image,
-            asked: None,
-            mountpoint: PathBuf::new(),
-            driver: DriverChoice::Auto,
-            platform,
-            plain_http,
-            base: false,
-            layers: None,
-            layer: None,
-            nosuid: true,
-        };
+        let request = MountRequest { platform, plain_http, ..MountRequest::of(image) };
         let options = self.admission.options(&request);
         let route = ImageRoute::to(&name, &options);
         let repository = route.open()?;

@@ -15,11 +15,14 @@ use crate::image::StoredImage;
 const STAY: Duration = Duration::from_secs(30);
 
 impl Images {
-    /// A lazy image is about to be pulled: `name` has the digest of `manifest`, which was read with
-    /// `login`. Its metadata are fetched now. Whatever becomes of that, a mount works. Call it on a
-    /// runtime.
+    /// An image is about to be pulled: `name` has the digest of `manifest`, which was read with
+    /// `login`. The metadata of a lazy image and signed indexes of an ordinary one are fetched now.
+    /// Whatever becomes of that, a mount works. Call it on a runtime.
     pub fn expect(&self, name: ImageName, manifest: Manifest, login: Option<Login>) {
         let manifest = Arc::new(manifest);
+        if manifest.parsed.lazy_base().is_none() {
+            return self.expect_ordinary(&name, manifest, login);
+        }
         self.0.admission.recent.insert(&name, manifest.clone());
         let Some(arriving) = self.0.admission.expected.begin(manifest.digest) else { return };
         let images = self.clone();

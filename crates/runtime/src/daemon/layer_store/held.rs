@@ -136,16 +136,12 @@ pub(super) fn request(
     driver: DriverChoice,
 ) -> MountRequest {
     MountRequest {
-        image: pinned.to_owned(),
         asked: Some(image.to_owned()),
         mountpoint,
         driver,
-        platform: None,
-        plain_http: false,
         base: true,
-        layers: None,
-        layer: None,
         nosuid: false,
+        ..MountRequest::of(pinned.to_owned())
     }
 }
 

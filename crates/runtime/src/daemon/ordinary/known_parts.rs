@@ -66,6 +66,12 @@ impl Ordinaries {
         if let Some(config) = kept {
             return Ok(self.remember(Ordinary::new(asked, manifest, Bytes::from(config))));
         }
+        // What was fetched ahead was asked for by its digest.
+        if let Some(ahead) = self.recall(&request.image.parse()?, &manifest.digest) {
+            let mut image = Ordinary::new(asked, manifest, ahead.config.clone());
+            image.signed = ahead.signed.clone();
+            return Ok(self.remember(image));
+        }
         // At the same time: the search needs the manifest alone.
         let search = async {
             match self.searches(&manifest.digest) {
@@ -249,15 +255,21 @@ impl Ordinaries {
         repository: &dyn Pull,
         login: Option<&Login>,
     ) {
-        let stated = || image.layers.iter().filter(|layer| vouched.of(layer).is_some());
         let look = async || {
-            let indexes = stated().map(|layer| self.known_layer(layer, vouched));
-            let indexes = stream::iter(indexes.collect::<Vec<_>>());
-            let indexes = indexes.buffer_unordered(AT_A_TIME).for_each(async |_| ());
-            let layers = stated().map(ClaimedLayer::digest);
-            tokio::join!(indexes, image.access.ask_ahead(repository, login, layers));
+            let stated = image.layers.iter().filter(|layer| vouched.of(layer).is_some());
+            let layers = stated.map(ClaimedLayer::digest);
+            let access = image.access.ask_ahead(repository, login, layers);
+            tokio::join!(self.fetch_indexes(image, vouched), access);
         };
         image.looked_ahead.get_or_init(look).await;
+    }
+
+    /// Fetches the stated indexes of all layers that this node lacks.
+    pub(super) async fn fetch_indexes(&self, image: &Ordinary, vouched: &Vouched) {
+        let stated = image.layers.iter().filter(|layer| vouched.of(layer).is_some());
+        let indexes = stated.map(|layer| self.known_layer(layer, vouched));
+        let indexes = stream::iter(indexes.collect::<Vec<_>>());
+        indexes.buffer_unordered(AT_A_TIME).for_each(async |_| ()).await;
     }
 
     async fn fetch_index(&self, vouched: &VouchedLayer) -> Result<Vec<u8>, DaemonError> {

@@ -50,10 +50,11 @@ impl Images {
         if self.0.admission.registry.indexes == IndexTrust::Nothing {
             return Ok(None);
         }
-        let (name, _) = request.name_and_digest()?;
+        let (name, digest) = request.name_and_digest()?;
         if !may_pull && !self.may_know_layers(&name) {
             return Ok(None);
         }
+        self.0.admission.expected.arrived(&digest).await;
         let client = login;
         let login = login.map(|login| Arc::new(self.0.admission.logins.lend(&name, login.clone())));
         let Some(image) = self.ordinary_image(request, &name).await? else {
@@ -166,6 +167,44 @@ impl Images {
     pub(in crate::daemon) fn may_know_layers(&self, name: &ImageName) -> bool {
         self.0.admission.registry.indexes != IndexTrust::Nothing
             && (self.0.ordinaries.store.knows_layers() || self.0.ordinaries.may_be_signed(name))
+    }
+
+    /// An ordinary image is about to be pulled, see [`Images::expect`].
+    pub(in crate::daemon) fn expect_ordinary(
+        &self,
+        name: &ImageName,
+        manifest: Arc<Manifest>,
+        login: Option<Login>,
+    ) {
+        if !is_ordinary(&manifest) || !self.0.ordinaries.may_be_signed(name) {
+            return;
+        }
+        let Some(arriving) = self.0.admission.expected.begin(manifest.digest) else { return };
+        self.0.admission.recent.insert(name, manifest);
+        let (images, name) = (self.clone(), name.clone());
+        tokio::spawn(async move {
+            if let Err(error) = images.fetch_indexes_ahead(&name, login.as_ref()).await {
+                tracing::debug!(error = error.for_people(), "indexes are not fetched ahead");
+            }
+            drop(arriving);
+        });
+    }
+
+    /// Fetches the configuration of an ordinary image, trusted statements about it, and the stated
+    /// indexes of its layers.
+    async fn fetch_indexes_ahead(
+        &self,
+        name: &ImageName,
+        login: Option<&Login>,
+    ) -> Result<(), DaemonError> {
+        let request = MountRequest::of(name.to_string());
+        let _login = login.map(|login| self.0.admission.logins.lend(name, login.clone()));
+        let Some(image) = self.ordinary_image(&request, name).await? else { return Ok(()) };
+        let options = self.0.admission.options(&request);
+        let repository = lazuli_registry::open(name, &options)?;
+        let vouched = self.0.ordinaries.vouched(&image, &repository, &options).await?;
+        self.0.ordinaries.fetch_indexes(&image, &vouched).await;
+        Ok(())
     }
 
     /// Fetches what the mount of the image needs and, once that is on its way, what a start most

@@ -237,7 +237,9 @@ impl Prefetcher {
         }
         if self.cache.has_room_for_hints(early::MOST) {
             let new = spans.filter(|(blob, _)| !self.cache.has_files_of(blob));
-            early.ask(repository, layers, new, &self.early);
+            let cache = self.cache.clone();
+            let arrived = move |bytes| cache.link_speed().arrived(bytes);
+            early.ask(repository, layers, new, &self.early, arrived);
         }
     }
 

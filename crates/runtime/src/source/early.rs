@@ -57,13 +57,15 @@ impl fmt::Debug for Early {
 }
 
 impl Early {
-    /// Asks for `spans` of `layers`, as far as they are such and there is memory.
+    /// Asks for `spans` of `layers`, as far as they are such and there is memory. `arrived` learns
+    /// of bytes as they come.
     pub(crate) fn ask(
         &self,
         repository: &Arc<dyn Pull>,
         layers: &[Descriptor],
         spans: impl Iterator<Item = (Digest, Range<Stored>)>,
         memory: &UncheckedMemory,
+        arrived: impl Fn(u64) + Clone + Send + Sync + 'static,
     ) {
         let mut left = MOST;
         let of_layer = |(blob, range): (Digest, Range<Stored>)| {
@@ -88,7 +90,8 @@ impl Early {
             let policy = repository.request_policy();
             for range in range::parts(&span, count, policy.health().map(Arc::as_ref)) {
                 let (repository, wanted) = (repository.clone(), range.clone());
-                let read = async move { repository.read(&blob, size, wanted, &|_| {}).await.ok() };
+                let arrived = arrived.clone();
+                let read = async move { repository.read(&blob, size, wanted, &arrived).await.ok() };
                 // Runs even if no task awaits it, and is aborted with the last handle.
                 let read = AbortOnDropHandle::new(tokio::spawn(read));
                 let read = read.map(|read| read.ok().flatten());
@@ -157,5 +160,44 @@ impl EarlyBytes {
             whole.extend_from_slice(bytes.get(from..to)?);
         }
         Some(whole.freeze())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use lazuli_image::Algorithm;
+    use lazuli_registry::Options;
+    use lazuli_testkit::registry::FakeRegistry;
+
+    use super::*;
+
+    /// The speed of the link is measured by them: they are most of what a start fetches.
+    #[tokio::test]
+    async fn early_bytes_are_counted_as_they_arrive() {
+        let registry = FakeRegistry::start().unwrap();
+        let content = lazuli_testkit::odd::random(1, 300_000);
+        let digest = registry.put_blob("app", &content);
+        assert_eq!(digest, Algorithm::Sha256.digest(&content));
+        let name = format!("{}/app:1", registry.host()).parse().unwrap();
+        let repository: Arc<dyn Pull> = lazuli_registry::open(&name, &Options::default()).unwrap();
+        let layer = Descriptor::plain("application/octet-stream", digest, 300_000);
+        let counted = Arc::new(AtomicU64::new(0));
+        let count = counted.clone();
+        let early = Early::default();
+        let range = Stored(1000)..Stored(201_000);
+        early.ask(
+            &repository,
+            &[layer],
+            [(digest, range.clone())].into_iter(),
+            &UncheckedMemory::default(),
+            move |bytes| drop(count.fetch_add(bytes, Ordering::Relaxed)),
+        );
+        let parts = early.parts(&digest, &range).unwrap().parts;
+        for (_, part) in parts {
+            assert!(part.await.is_some());
+        }
+        assert_eq!(counted.load(Ordering::Relaxed), 200_000);
     }
 }

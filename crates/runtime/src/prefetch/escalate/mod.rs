@@ -7,10 +7,10 @@
 //!           └─▶ ranking: likeliest files first ─▶ ahead, until what was bought is spent
 //! ```
 //!
-//! A miss costs one round trip, one bandwidth-delay product of bytes. It buys as much near the
-//! misses, and four times that when the whole image is in scope: while a start keeps missing, the
-//! link is busy, and soon after misses stop, so does escalation. If what was bought did not spare
-//! the start many round trips, a miss buys only what arrives while its reader waits.
+//! A miss costs one round trip, one bandwidth-delay product of bytes. It buys half as much near the
+//! misses, as much when the whole image is in scope, and up to as much for each chunk that its own
+//! file lacks: while a start keeps missing, the link is busy, and soon after misses stop, so does
+//! escalation. If what was bought did not spare the start many round trips, a miss buys less.
 //! A start may spend [`Settings::escalate_bytes`](super::Settings::escalate_bytes).
 
 mod files;
@@ -47,18 +47,17 @@ const HOLDS: Duration = Duration::from_millis(50);
 /// Lower bound for the bytes that fill the link: 1 Gbit/s at 4 ms, or nothing was measured yet.
 const LEAST: u64 = 512 << 10;
 
-/// Bytes that a miss buys, as a multiple of those that fill the link: near other misses what
-/// arrives while its reader waits.
+/// Bytes that a miss buys, in halves of those that fill the link.
 const NEAR: u64 = 1;
-const ANYWHERE: u64 = 4;
+const ANYWHERE: u64 = 2;
 
 /// Bytes in flight, as such a multiple: they count until they are decoded and written. A reader
 /// that comes meanwhile waits behind what the link carries of them.
 const IN_FLIGHT: u64 = 4;
 
 /// Bytes that a start gets before its misses buy less if most bytes were not read, as a multiple of
-/// those that fill the link: what four to sixteen misses buy.
-const TRIAL: u64 = 16;
+/// those that fill the link: what eight misses buy at least.
+const TRIAL: u64 = 8;
 
 /// Chunks that a start must have read for each round trip of its bytes' transfer. More than one,
 /// because a start reads several chunks of a file at once, and bytes also take processors.
@@ -241,7 +240,8 @@ impl Start<'_> {
             let full = self.fills_the_link();
             let spent = self.spent_where_reads_are_seen();
             let worth = worth_of_a_miss(full, self.ranking.scope(), spent, self.spared);
-            self.credit = self.credit.saturating_add(worth);
+            let of_file = self.worth_of_its_file(*place, full);
+            self.credit = self.credit.saturating_add(worth).saturating_add(of_file);
         }
         self.is_stale = true;
         if !news.missed.is_empty() {
@@ -250,6 +250,17 @@ impl Start<'_> {
         if was_idle || self.ranking.scope() != scope {
             self.ordered = None;
         }
+    }
+
+    /// Bytes that a miss buys of its own file: all that is missing, as far as it has no more bytes
+    /// than would arrive while a reader waits for each of its chunks.
+    fn worth_of_its_file(&self, place: ChunkAt, full: u64) -> u64 {
+        let Some(blobs) = self.image.blobs.upgrade() else { return 0 };
+        let sizes = self.ranking.places_beside(place).iter().filter_map(|(blob, chunk)| {
+            let blob = &blobs[*blob];
+            (!blob.is_under_way(*chunk)).then(|| blob.chunk(*chunk).stored_share())
+        });
+        worth_of_a_file(full, sizes)
     }
 
     /// Bytes in flight that fill the link to the image's registry.
@@ -348,7 +359,13 @@ fn worth_of_a_miss(full: u64, scope: Scope, spent: u64, spared: u64) -> u64 {
         Scope::Image if was_worth_it => ANYWHERE,
         _ => NEAR,
     };
-    times * full
+    times * full / 2
+}
+
+/// Bytes that a miss buys of a file that lacks chunks of these `sizes`, where `full` fill the link.
+fn worth_of_a_file(full: u64, sizes: impl Iterator<Item = u64>) -> u64 {
+    let (bytes, count) = sizes.fold((0, 0), |(bytes, count), size| (bytes + size, count + 1));
+    bytes.min(count * full)
 }
 
 #[cfg(test)]
@@ -356,12 +373,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_miss_buys_the_rest_of_its_file_unless_each_chunk_takes_longer_than_a_wait() {
+        let full = 1 << 20;
+        assert_eq!(worth_of_a_file(full, [300_000, 2_000_000, 200_000].into_iter()), 2_500_000);
+        assert_eq!(worth_of_a_file(full, [2 << 20; 3].into_iter()), 3 * full);
+        assert_eq!(worth_of_a_file(full, std::iter::empty()), 0);
+    }
+
+    #[test]
     fn a_miss_buys_less_when_earlier_ones_bought_what_is_not_read() {
         let full = 1 << 20;
-        assert_eq!(worth_of_a_miss(full, Scope::Directories, 0, 0), full);
-        assert_eq!(worth_of_a_miss(full, Scope::Image, 15 * full, 0), 4 * full, "too early");
-        assert_eq!(worth_of_a_miss(full, Scope::Image, 16 * full, 64), 4 * full);
-        assert_eq!(worth_of_a_miss(full, Scope::Image, 16 * full, 63), full);
-        assert_eq!(worth_of_a_miss(full, Scope::Packages, 40 * full, 1), full);
+        assert_eq!(worth_of_a_miss(full, Scope::Directories, 0, 0), full / 2);
+        assert_eq!(worth_of_a_miss(full, Scope::Image, 7 * full, 0), full, "too early");
+        assert_eq!(worth_of_a_miss(full, Scope::Image, 8 * full, 32), full);
+        assert_eq!(worth_of_a_miss(full, Scope::Image, 8 * full, 31), full / 2);
+        assert_eq!(worth_of_a_miss(full, Scope::Packages, 40 * full, 1), full / 2);
     }
 }

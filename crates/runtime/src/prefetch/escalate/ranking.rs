@@ -63,6 +63,7 @@ pub(super) struct Ranking {
     sizes: Vec<u64>,
     read: Vec<bool>,
     foreseen: Vec<bool>,
+    missed: Vec<bool>,
     kinds: Vec<Group>,
     directories: Vec<Group>,
     packages: Vec<Group>,
@@ -98,6 +99,7 @@ impl Ranking {
             sizes,
             read: vec![false; files.len()],
             foreseen: vec![false; files.len()],
+            missed: vec![false; files.len()],
             kinds: count(|file| file.kind),
             directories: count(|file| file.in_directory),
             packages: count(|file| file.in_package),
@@ -160,6 +162,7 @@ impl Ranking {
                 Scope::Packages | Scope::Image => Scope::Image,
             };
         }
+        self.missed[at as usize] = true;
         let file = self.files.get(at);
         self.missed_directories[file.directory as usize] = true;
         self.missed_packages[file.package as usize] = true;
@@ -183,7 +186,8 @@ impl Ranking {
         self.directories[file.in_directory as usize].likelihood(in_package, DIRECTORY_WEIGHT)
     }
 
-    /// The files in scope, the likeliest for their cost first. Those of about the same likelihood
+    /// The files in scope, the likeliest for their cost first, and before all of them the rest of
+    /// those in which something was missed: mapped ones are read in any order. Those of about the same likelihood
     /// are in stored order, from the last miss on, so that many of them share one request.
     pub(super) fn order(&self) -> Vec<u32> {
         let in_scope = self.files.iter().filter(|(_, file)| self.is_in_scope(file));
@@ -192,6 +196,7 @@ impl Ranking {
             let score = self.likelihood(at, file) * FILE_COST / cost;
             // Twice as likely is one step: -log2, at least 0.
             let step = (-score.log2()).max(0.0) as u32;
+            let step = if self.missed[at as usize] { 0 } else { 1 + step };
             (step, self.distance(file), at)
         });
         let mut ranked: Vec<_> = ranked.collect();
@@ -209,6 +214,11 @@ impl Ranking {
             true => (0, 4 * (last - chunk) + 1),
             false => (1 + blob, chunk),
         }
+    }
+
+    /// The chunks of the file that has this one.
+    pub(super) fn places_beside(&self, place: ChunkAt) -> &[ChunkAt] {
+        self.files.owner(place).map_or(&[], |file| self.places(file))
     }
 
     /// The chunks of a file.
@@ -385,6 +395,31 @@ mod tests {
         assert_eq!(first[0], places[44]);
         let in_segment = |place: &&ChunkAt| places[32..48].contains(place);
         assert_eq!(first.iter().filter(in_segment).count(), 13, "{first:?}");
+    }
+
+    /// A library, say, of which pages are read in any order.
+    #[test]
+    fn the_rest_of_a_file_in_which_something_was_missed_comes_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let content: Vec<u8> =
+            (0..8).flat_map(|seed| lazuli_testkit::odd::random(seed, 1 << 20)).collect();
+        fs::write(directory.path().join("lib.so"), content).unwrap();
+        for name in ["a.so", "b.so"] {
+            fs::write(directory.path().join(name), name).unwrap();
+        }
+        let packed = packed::pack(directory.path()).unwrap();
+        let bootstrap = Bootstrap::open(packed.bootstrap).unwrap();
+        let files = Files::of(&bootstrap, |_, number| Some(number as usize));
+        let nid = bootstrap.lookup(bootstrap.root(), b"lib.so").unwrap().unwrap();
+        let numbers = bootstrap.chunks(nid).unwrap().map(|chunk| chunk.unwrap().0.number);
+        let places: Vec<ChunkAt> = numbers.map(|number| (0, number as usize)).collect();
+        let mut ranking = Ranking::new(files, |_| 500_000);
+        ranking.note_read(places[5]);
+        ranking.note_missed(places[5]);
+        let order = ranking.order();
+        assert_eq!(order.len(), 3);
+        assert_eq!(ranking.places(order[0]), places);
+        assert_eq!(ranking.places_beside(places[0]), places);
     }
 
     #[test]

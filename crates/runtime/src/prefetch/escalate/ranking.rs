@@ -186,8 +186,8 @@ impl Ranking {
         self.directories[file.in_directory as usize].likelihood(in_package, DIRECTORY_WEIGHT)
     }
 
-    /// The files in scope, the likeliest for their cost first, and before all of them the rest of
-    /// those in which something was missed: mapped ones are read in any order. Those of about the same likelihood
+    /// The files in scope: first the rest of those in which something was missed, since mapped ones
+    /// are read in any order, then the likeliest for their cost. Those of about the same likelihood
     /// are in stored order, from the last miss on, so that many of them share one request.
     pub(super) fn order(&self) -> Vec<u32> {
         let in_scope = self.files.iter().filter(|(_, file)| self.is_in_scope(file));

@@ -47,7 +47,7 @@ const HOLDS: Duration = Duration::from_millis(50);
 /// Lower bound for the bytes that fill the link: 1 Gbit/s at 4 ms, or nothing was measured yet.
 const LEAST: u64 = 512 << 10;
 
-/// Bytes that a miss buys, in halves of those that fill the link.
+/// Bytes that a miss buys, in halves of those that fill the link; [`LEAST`] at least.
 const NEAR: u64 = 1;
 const ANYWHERE: u64 = 2;
 
@@ -359,7 +359,7 @@ fn worth_of_a_miss(full: u64, scope: Scope, spent: u64, spared: u64) -> u64 {
         Scope::Image if was_worth_it => ANYWHERE,
         _ => NEAR,
     };
-    times * full / 2
+    (times * full / 2).max(LEAST)
 }
 
 /// Bytes that a miss buys of a file that lacks chunks of these `sizes`, where `full` fill the link.
@@ -388,5 +388,6 @@ mod tests {
         assert_eq!(worth_of_a_miss(full, Scope::Image, 8 * full, 32), full);
         assert_eq!(worth_of_a_miss(full, Scope::Image, 8 * full, 31), full / 2);
         assert_eq!(worth_of_a_miss(full, Scope::Packages, 40 * full, 1), full / 2);
+        assert_eq!(worth_of_a_miss(LEAST, Scope::Directories, 0, 0), LEAST);
     }
 }

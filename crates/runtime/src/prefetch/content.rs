@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use lazuli_image::{Decoded, erofs::Nid, rafs::Bootstrap};
 use lazuli_sys::mmap::Map;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 
 use super::{
     Image, Prefetcher,
@@ -17,13 +17,19 @@ use super::{
     lessons,
 };
 
-/// Fetches what a start most likely reads, guessed from the image alone. Tells the listener for
-/// misses which chunks to expect.
-pub(super) async fn fetch_guessed(prefetcher: &Prefetcher, image: &Image, listener: &MissListener) {
+/// Fetches what a start most likely reads, guessed from the image alone, and from the files in which
+/// it has `missed` something. Tells the listener for misses which chunks to expect.
+pub(super) async fn fetch_guessed(
+    prefetcher: &Prefetcher,
+    image: &Image,
+    listener: &MissListener,
+    missed: mpsc::UnboundedReceiver<Vec<u8>>,
+) {
     let (pace, cache) = (&prefetcher.pace, &prefetcher.cache);
     let (found_by_guess, mut found) = mpsc::unbounded_channel();
     let (bootstrap, blobs) = (image.bootstrap.clone(), image.blobs.clone());
-    let content = Files { bootstrap, blobs, prefetcher, found: found_by_guess, listener };
+    let missed = Mutex::new(missed);
+    let content = Files { bootstrap, blobs, prefetcher, found: found_by_guess, listener, missed };
     let guess = async move {
         let wanted = |pieces: Vec<Piece>| {
             content.send(pieces.iter().flat_map(|piece| content.places(piece)).collect());
@@ -59,6 +65,7 @@ struct Files<'a> {
     prefetcher: &'a Prefetcher,
     found: mpsc::UnboundedSender<Vec<ChunkAt>>,
     listener: &'a MissListener,
+    missed: Mutex<mpsc::UnboundedReceiver<Vec<u8>>>,
 }
 
 impl Files<'_> {
@@ -102,6 +109,11 @@ impl Content for Files<'_> {
         }
         Some(bytes)
     }
+
+    async fn missed(&self) -> Option<Vec<u8>> {
+        self.missed.lock().await.recv().await
+    }
+
     fn note_program(&self, program: Nid) {
         if let Some(places) = self.of_program(program) {
             self.send(places);

@@ -43,7 +43,10 @@ use lazuli_image::{
 };
 use lazuli_registry::{Pull, Repository};
 use lazuli_sys::mmap::Map;
-use tokio::{sync::oneshot, task::JoinHandle};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
 
 pub use self::makers_guess::{DecodedBlobs, makers_guess};
 pub use self::settings::{Mode, Settings};
@@ -345,9 +348,10 @@ impl Prefetcher {
                 bring(first.unwrap_or_default()).await;
             }
             if !is_foreseen {
+                let (missed, files) = mpsc::unbounded_channel();
                 let escalate = async {
                     tokio::select! {
-                        () = escalate::escalate(listener, self, image) => {}
+                        () = escalate::escalate(listener, self, image, missed) => {}
                         _ = is_over => {}
                     }
                 };
@@ -364,7 +368,7 @@ impl Prefetcher {
                     // The node's own guess reads what the maker's brings.
                     guessed.clone().await;
                     early.forget();
-                    content::fetch_guessed(self, image, listener).await;
+                    content::fetch_guessed(self, image, listener, files).await;
                 };
                 tokio::join!(lesson, guess, escalate);
             }

@@ -45,6 +45,7 @@ const ENDING: usize = 8;
 /// A regular file, or a chunk of a large one. The numbers count from 0 in the whole image.
 #[derive(Debug)]
 pub(super) struct File {
+    nid: Nid,
     /// Its chunks: which of [`Files::places`].
     first: u32,
     end: u32,
@@ -64,9 +65,19 @@ pub(super) struct File {
 #[derive(Debug, Default)]
 pub(super) struct Files {
     all: Vec<File>,
+    directories: Vec<Named>,
     places: Vec<ChunkAt>,
     /// Chunks and the first file that has each, in ascending order.
     owners: Vec<(ChunkAt, u32)>,
+}
+
+/// A directory as it is found again.
+#[derive(Debug)]
+struct Named {
+    nid: Nid,
+    /// The directory that it is in; itself for the root.
+    parent: u32,
+    name: Box<[u8]>,
 }
 
 /// Files that say something about each other: those of a kind in a directory or package, or the
@@ -96,7 +107,7 @@ impl<K: std::hash::Hash + Eq> Numbers<K> {
 
 /// A directory to look into.
 struct Directory {
-    nid: Nid,
+    named: Named,
     depth: usize,
     package: u32,
     holds_packages: bool,
@@ -108,7 +119,6 @@ struct Walk<'a, B, P> {
     position: P,
     files: Files,
     names: usize,
-    directories: u32,
     packages: u32,
     kinds: Numbers<Vec<u8>>,
     in_directories: Numbers<Siblings>,
@@ -127,16 +137,16 @@ impl Files {
             position,
             files: Files::default(),
             names: NAMES,
-            directories: 0,
             packages: 0,
             kinds: Numbers::default(),
             in_directories: Numbers::default(),
             in_packages: Numbers::default(),
         };
-        let root = Directory { nid: bootstrap.root(), depth: 0, package: 0, holds_packages: false };
+        let named = Named { nid: bootstrap.root(), parent: 0, name: Box::default() };
+        let root = Directory { named, depth: 0, package: 0, holds_packages: false };
         let mut ahead = vec![root];
         while let Some(next) = ahead.pop() {
-            walk.look(&next, &mut ahead);
+            walk.look(next, &mut ahead);
         }
         let mut files = walk.files;
         let all = files.all.iter().zip(0..);
@@ -168,6 +178,22 @@ impl Files {
         &self.places[file.first as usize..file.end as usize]
     }
 
+    /// The absolute path of a file, one of them if it has several.
+    pub(super) fn path<B: AsRef<[u8]>>(
+        &self,
+        file: &File,
+        bootstrap: &Bootstrap<B>,
+    ) -> Option<Vec<u8>> {
+        let mut directory = &self.directories[file.directory as usize];
+        let mut entries = bootstrap.read_dir(directory.nid, 0).ok()?.flatten();
+        let mut parts = vec![entries.find(|entry| entry.nid == file.nid)?.name];
+        while directory.nid != bootstrap.root() {
+            parts.push(&directory.name);
+            directory = &self.directories[directory.parent as usize];
+        }
+        Some(parts.into_iter().rev().flat_map(|part| [b"/", part].concat()).collect())
+    }
+
     /// The file that has a chunk, the first one if several share it.
     pub(super) fn owner(&self, place: ChunkAt) -> Option<u32> {
         let at = self.owners.binary_search_by_key(&place, |(known, _)| *known).ok()?;
@@ -177,14 +203,14 @@ impl Files {
 
 impl<B: AsRef<[u8]>, P: Fn(usize, u32) -> Option<usize>> Walk<'_, B, P> {
     /// Notes the files of a directory; the directories in it are `ahead`.
-    fn look(&mut self, this: &Directory, ahead: &mut Vec<Directory>) {
+    fn look(&mut self, this: Directory, ahead: &mut Vec<Directory>) {
         let bootstrap = self.bootstrap;
-        let entries = bootstrap.read_dir(this.nid, 0).into_iter().flatten().flatten();
+        let entries = bootstrap.read_dir(this.named.nid, 0).into_iter().flatten().flatten();
         let entries = entries.filter(|entry| !entry.is_dot()).take(self.names);
         let entries: Vec<_> = entries.collect();
         self.names -= entries.len();
-        let directory = self.directories;
-        self.directories += 1;
+        let directory = self.files.directories.len() as u32;
+        self.files.directories.push(this.named);
         let has_manifest = entries.iter().any(|entry| MANIFESTS.contains(&entry.name));
         let is_package = this.depth <= SHALLOW || this.holds_packages || has_manifest;
         let package = if is_package { self.packages } else { this.package };
@@ -193,7 +219,7 @@ impl<B: AsRef<[u8]>, P: Fn(usize, u32) -> Option<usize>> Walk<'_, B, P> {
             match entry.file_type {
                 FileType::Regular => self.note(entry.name, entry.nid, directory, package),
                 FileType::Directory if this.depth < DEPTH => ahead.push(Directory {
-                    nid: entry.nid,
+                    named: Named { nid: entry.nid, parent: directory, name: entry.name.into() },
                     depth: this.depth + 1,
                     package,
                     // A scope of npm's, `@name`, is one more collection.
@@ -221,11 +247,12 @@ impl<B: AsRef<[u8]>, P: Fn(usize, u32) -> Option<usize>> Walk<'_, B, P> {
             return;
         }
         if end - first > LARGE {
-            self.note_parts(first..end, directory, package);
+            self.note_parts(nid, first..end, directory, package);
             return;
         }
         let kind = self.kinds.of(ending(name).to_vec());
         self.files.all.push(File {
+            nid,
             first: first as u32,
             end: end as u32,
             directory,
@@ -238,12 +265,13 @@ impl<B: AsRef<[u8]>, P: Fn(usize, u32) -> Option<usize>> Walk<'_, B, P> {
 
     /// Notes the chunks of a large file as files of their own. For what they say of each other, its
     /// segments are their directories, and the file is their package.
-    fn note_parts(&mut self, chunks: Range<usize>, directory: u32, package: u32) {
+    fn note_parts(&mut self, nid: Nid, chunks: Range<usize>, directory: u32, package: u32) {
         let kind = self.kinds.of(PART.to_vec());
         let file = chunks.start as u32;
         for (at, part) in chunks.clone().enumerate() {
             let segment = (at / SEGMENT) as u32;
             self.files.all.push(File {
+                nid,
                 first: part as u32,
                 end: part as u32 + 1,
                 directory,

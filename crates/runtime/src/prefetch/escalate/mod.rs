@@ -7,6 +7,8 @@
 //!           └─▶ ranking: likeliest files first ─▶ ahead, until what was bought is spent
 //! ```
 //!
+//! The guess goes on from the files in which something is missed, see [`super::content`].
+//!
 //! A miss costs one round trip, one bandwidth-delay product of bytes. It buys half as much near the
 //! misses, as much when the whole image is in scope, and up to as much for each chunk that its own
 //! file lacks: while a start keeps missing, the link is busy, and soon after misses stop, so does
@@ -26,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::mpsc::UnboundedSender, time::Instant};
 
 pub(crate) use self::miss_listener::MissListener;
 use self::{
@@ -115,8 +117,14 @@ impl Escalation {
 }
 
 /// Fetches what readers most likely ask for next, until the start's bytes are spent, the image is
-/// no longer served, or a server is overloaded. Doesn't detect the end of the start.
-pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, image: &Image) {
+/// no longer served, or a server is overloaded. Doesn't detect the end of the start. `missed` is told
+/// the paths of the files in which something is missed.
+pub(super) async fn escalate(
+    listener: &MissListener,
+    prefetcher: &Prefetcher,
+    image: &Image,
+    missed: UnboundedSender<Vec<u8>>,
+) {
     let escalation = &prefetcher.escalation;
     let left = AtomicU64::new(prefetcher.settings.escalate_bytes);
     if prefetcher.settings.escalate_bytes == 0 {
@@ -141,6 +149,7 @@ pub(super) async fn escalate(listener: &MissListener, prefetcher: &Prefetcher, i
         ranking,
         cache: &prefetcher.cache,
         left: &left,
+        missed,
         credit: 0,
         spent: Vec::new(),
         unread: HashSet::new(),
@@ -195,6 +204,7 @@ struct Start<'a> {
     begun: Instant,
     ranking: Ranking,
     cache: &'a Cache,
+    missed: UnboundedSender<Vec<u8>>,
     /// Bytes that it may have yet, and that its misses have bought.
     left: &'a AtomicU64,
     credit: u64,
@@ -237,6 +247,10 @@ impl Start<'_> {
         }
         for place in &news.missed {
             self.ranking.note_missed(*place);
+            if let Some(path) = self.ranking.path(*place, &*self.image.bootstrap) {
+                // Nobody guesses where that is turned off.
+                let _ = self.missed.send(path);
+            }
             let full = self.fills_the_link();
             let spent = self.spent_where_reads_are_seen();
             let worth = worth_of_a_miss(full, self.ranking.scope(), spent, self.spared);

@@ -5,6 +5,8 @@
 //! start decide, not a table of names. Files that the guess foresees are left out: it finds the
 //! libraries that programs name, and that these are read says nothing about other libraries.
 
+use lazuli_image::rafs::Bootstrap;
+
 use super::{
     super::fetch_in_order::ChunkAt,
     files::{File, Files},
@@ -216,6 +218,15 @@ impl Ranking {
         }
     }
 
+    /// The path of the file that has this chunk.
+    pub(super) fn path<B: AsRef<[u8]>>(
+        &self,
+        place: ChunkAt,
+        bootstrap: &Bootstrap<B>,
+    ) -> Option<Vec<u8>> {
+        self.files.path(self.files.get(self.files.owner(place)?), bootstrap)
+    }
+
     /// The chunks of the file that has this one.
     pub(super) fn places_beside(&self, place: ChunkAt) -> &[ChunkAt] {
         self.files.owner(place).map_or(&[], |file| self.places(file))
@@ -231,7 +242,6 @@ impl Ranking {
 mod tests {
     use std::fs;
 
-    use lazuli_image::rafs::Bootstrap;
     use lazuli_testkit::packed;
 
     use super::*;
@@ -262,7 +272,11 @@ mod tests {
             };
             let mut named: Vec<_> = paths.iter().map(|path| (chunk_of(path), *path)).collect();
             named.sort_unstable();
-            let paths = named.into_iter().map(|(_, path)| path.to_owned()).collect();
+            let paths = named.into_iter().map(|(_, path)| path.to_owned()).collect::<Vec<_>>();
+            for (at, path) in paths.iter().enumerate() {
+                let found = files.path(files.get(at as u32), &bootstrap).unwrap();
+                assert_eq!(found, [b"/", path.as_bytes()].concat());
+            }
             Example { ranking: Ranking::new(files, |_| 100), paths }
         }
 

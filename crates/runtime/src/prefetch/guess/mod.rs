@@ -80,6 +80,12 @@ pub(crate) trait Content: Send + Sync {
     /// Reads `piece`, at most 4 MiB, waiting for its bytes; `None` on failure.
     async fn read(&self, piece: &Piece) -> Option<Vec<u8>>;
 
+    /// Waits for the path of a file in which the start has missed something; `None` if no more will
+    /// be.
+    async fn missed(&self) -> Option<Vec<u8>> {
+        None
+    }
+
     /// The start runs this program.
     fn note_program(&self, _: Nid) {}
 
@@ -101,8 +107,8 @@ const READING: u64 = 32 << 20;
 const READS: usize = 12;
 
 /// Guesses the reads of the image's start, and passes them to `wanted` in the order in which to
-/// fetch them, as soon as they are known: several times, and no byte twice. Ends when nothing more
-/// follows.
+/// fetch them, as soon as they are known: several times, and no byte twice. Goes on from files in
+/// which something was missed, and ends when nothing more follows.
 ///
 /// `config` is the image's configuration. `content` is asked for a few blocks of each program and
 /// library, and for all of them if everything is at hand.
@@ -119,6 +125,24 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
     for text in join_all(configuration.iter().map(|piece| content.read(piece))).await {
         guess.linker.configure(&text.unwrap_or_default());
     }
+    follow(&mut guess, content, &mut wanted).await;
+    wanted(guess.take_doubtful());
+    if guess.classes.image().is_some() {
+        follow_classes(&mut guess, content, &mut wanted).await;
+    }
+    while let Some(path) = content.missed().await {
+        guess.open(&path);
+        follow(&mut guess, content, &mut wanted).await;
+        wanted(guess.take_doubtful());
+    }
+}
+
+/// Looks into files until nothing more follows.
+async fn follow<B: AsRef<[u8]> + Sync>(
+    guess: &mut Guess<'_, B>,
+    content: &dyn Content,
+    wanted: &mut (impl FnMut(Vec<Piece>) + Send),
+) {
     let mut looking = FuturesUnordered::new();
     let mut reading = 0;
     loop {
@@ -151,10 +175,14 @@ pub(crate) async fn guess<B: AsRef<[u8]> + Sync>(
             yield_now().await;
         }
     }
-    wanted(guess.take_doubtful());
-    if guess.classes.image().is_none() {
-        return;
-    }
+}
+
+/// Looks for classes of Java in its run-time image until no more are found.
+async fn follow_classes<B: AsRef<[u8]> + Sync>(
+    guess: &mut Guess<'_, B>,
+    content: &dyn Content,
+    wanted: &mut (impl FnMut(Vec<Piece>) + Send),
+) {
     let mut places = find_classes(&mut guess.classes, Classes::begin).await;
     while !places.is_empty() {
         let (pieces, classes) = guess.take_classes(&places);

@@ -443,6 +443,15 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             .find_map(|place| self.paths.file(place, name).filter(|file| file.is_executable))
     }
 
+    /// The start has opened a file that nothing named: a plug-in, perhaps, with libraries.
+    pub(super) fn open(&mut self, path: &[u8]) {
+        if let Some(file) = self.paths.file(b"/", path)
+            && (file.is_executable || file.name().windows(3).any(|part| part == b".so"))
+        {
+            self.visit(file, Role::Library(Asker::default()));
+        }
+    }
+
     /// Adds a program or library, with the files that go with it.
     pub(super) fn visit(&mut self, file: Found, role: Role) {
         let asker = if let Role::Library(asker) = &role { asker.clone() } else { Asker::default() };

@@ -5,6 +5,7 @@ use std::{
     ops::Range,
     os::unix::fs::{FileExt as _, PermissionsExt as _, symlink},
     path::PathBuf,
+    sync::Mutex,
 };
 
 use async_trait::async_trait;
@@ -54,7 +55,8 @@ impl Image {
     pub(super) fn pack(&self) -> Packed {
         let packed = packed::pack(self.directory.path()).unwrap();
         let bootstrap = Bootstrap::open(packed.bootstrap).unwrap();
-        Packed { bootstrap, decoded: packed.decoded, is_at_hand: false }
+        let missed = Mutex::default();
+        Packed { bootstrap, decoded: packed.decoded, is_at_hand: false, missed }
     }
 
     /// The guesses for `config`: paths without links, and ranges.
@@ -81,6 +83,14 @@ impl Image {
         self.pieces(config).into_iter().map(|(path, _)| path).collect()
     }
 
+    /// The same for a start that misses something in these files.
+    pub(super) fn guessed_after(&self, config: &Value, missed: &[&str]) -> Vec<String> {
+        let packed = self.pack();
+        let paths = missed.iter().rev().map(|path| path.as_bytes().to_vec());
+        packed.missed.lock().unwrap().extend(paths);
+        self.pieces_of(config, packed).into_iter().map(|(path, _)| path).collect()
+    }
+
     /// The same where the image is made.
     pub(super) fn guessed_by_maker(&self, config: &Value) -> Vec<String> {
         let packed = Packed { is_at_hand: true, ..self.pack() };
@@ -93,6 +103,8 @@ pub(super) struct Packed {
     pub(super) bootstrap: Bootstrap<Vec<u8>>,
     decoded: File,
     is_at_hand: bool,
+    /// Paths of files in which the start misses something, the first one last.
+    missed: Mutex<Vec<Vec<u8>>>,
 }
 
 #[async_trait]
@@ -108,6 +120,10 @@ impl Content for Packed {
             bytes.extend(part);
         }
         Some(bytes)
+    }
+
+    async fn missed(&self) -> Option<Vec<u8>> {
+        self.missed.lock().unwrap().pop()
     }
 
     fn is_at_hand(&self) -> bool {

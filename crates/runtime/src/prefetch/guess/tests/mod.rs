@@ -310,6 +310,26 @@ fn constants_of_big_libraries_come_last() {
     assert_eq!(last.collect::<Vec<_>>(), ["/usr/lib/libbig.so"; 2]);
 }
 
+/// A server loads plug-ins that its settings name.
+#[test]
+fn a_library_that_was_missed_brings_its_libraries() {
+    let plugin = "/opt/plugins/libengine.so";
+    let image = usual()
+        .program("/usr/bin/a", &program(&["libc.so.6"]))
+        .file(plugin, &shared(&["libicu.so", "libc.so.6"]))
+        .file("/usr/lib/libicu.so", &shared(&["libdata.so"]))
+        .file("/usr/lib/libdata.so", &shared(&[]))
+        .file("/opt/plugins/data.txt", b"text")
+        .file("/opt/plugins/other.so", &shared(&[]));
+    let config = json!({ "config": { "Cmd": ["a"] } });
+    let before = image.guessed(&config);
+    let missed = ["/opt/plugins/data.txt", plugin, "/nowhere", plugin, LIBC];
+    let after = image.guessed_after(&config, &missed);
+    assert_eq!(after[..before.len()], before);
+    let expected = [plugin, "/usr/lib/libicu.so", "/usr/lib/libdata.so"];
+    assert_eq!(after[before.len()..], expected);
+}
+
 #[test]
 fn an_unreadable_directory_ends_only_its_own_branch() {
     struct Nothing;

@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lazuli_image::oci::annotation::INDEX_OF;
 use lazuli_testkit::{
     kernel::{Feature, require},
     odd,
@@ -118,7 +119,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// An ordinary image: nobody but the mirror asks for anything of it.
 #[test]
-fn signed_indexes_are_fetched_once_a_client_has_asked_for_the_image() {
+fn signed_indexes_are_fetched_when_a_client_asks_for_the_image() {
     let Some(layout) = corpus("busybox").filter(|_| require(Feature::Program("openssl"))) else {
         return;
     };
@@ -135,17 +136,29 @@ fn signed_indexes_are_fetched_once_a_client_has_asked_for_the_image() {
     let image = format!("{}/app:1", registry.host());
     lazuli.ok(["copy", &format!("oci:{}:latest", layout.display()), &image]);
     lazuli.ok(["index", &image, "--sign", signer.private().to_str().unwrap()]);
-    registry.reset_stats();
     let client = scene.client();
-    let manifest = runtime().block_on(async {
-        client.get(scene.url("manifests/1")).send().await.unwrap().text().await.unwrap()
-    });
-    let is_index = |it: &Logged| {
-        let blob = it.target.split_once("/blobs/").map(|(_, digest)| digest);
-        it.method == "GET" && blob.is_some_and(|blob| !manifest.contains(blob))
+    let get = |url: String| {
+        let answer = async { client.get(url).send().await.unwrap().text().await.unwrap() };
+        runtime().block_on(answer)
+    };
+    let subject = lazuli_image::Algorithm::Sha256.digest(&registry.manifest("app", "1").unwrap());
+    let listed = get(format!("http://{}/v2/app/referrers/{subject}", registry.host()));
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    let index = listed["manifests"][0]["digest"].as_str().unwrap();
+    let index = registry.manifest("app", index).unwrap();
+    let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+    let of_layer = |it: &&serde_json::Value| it["annotations"][INDEX_OF].is_string();
+    let digest = index["layers"].as_array().unwrap().iter().find(of_layer).unwrap()["digest"]
+        .as_str()
+        .unwrap();
+    registry.reset_stats();
+    get(scene.url("manifests/1"));
+    let asked = || {
+        let is_it = |it: &&Logged| it.method == "GET" && it.target.contains(digest);
+        registry.log().iter().filter(is_it).count()
     };
     let started = Instant::now();
-    while !registry.log().iter().any(is_index) {
+    while asked() == 0 {
         assert!(started.elapsed() < TIMEOUT, "{:#?}", registry.log());
         thread::sleep(Duration::from_millis(20));
     }

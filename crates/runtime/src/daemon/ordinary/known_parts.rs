@@ -31,7 +31,7 @@ use crate::daemon::{DaemonError, admission::stated::StatedIndexes, api::MountReq
 const INDEX_LIMIT: u64 = 256 << 20;
 
 /// How long it is waited for signatures and indexes before layers are pulled.
-const LOOK_WITHIN: Duration = Duration::from_secs(30);
+pub(super) const LOOK_WITHIN: Duration = Duration::from_secs(30);
 
 impl StatedIndexes for Ordinaries {
     fn recall_index(&self, name: &ImageName, image: &Manifest) -> Option<SignedIndex> {
@@ -66,10 +66,12 @@ impl Ordinaries {
         if let Some(config) = kept {
             return Ok(self.remember(Ordinary::new(asked, manifest, Bytes::from(config))));
         }
-        // What was fetched ahead was asked for by its digest.
+        // It may have been fetched ahead, by its digest. That no index was found says little later.
         if let Some(ahead) = self.recall(&request.image.parse()?, &manifest.digest) {
             let mut image = Ordinary::new(asked, manifest, ahead.config.clone());
-            image.signed = ahead.signed.clone();
+            if let Some(Some(_)) = ahead.signed.get() {
+                image.signed = ahead.signed.clone();
+            }
             return Ok(self.remember(image));
         }
         // At the same time: the search needs the manifest alone.
@@ -90,7 +92,8 @@ impl Ordinaries {
 
     /// Returns whether a statement about the image with this manifest would be searched for.
     pub(super) fn searches(&self, manifest: &Digest) -> bool {
-        self.registry.indexes != IndexTrust::Proven && self.store.stated(manifest).is_none()
+        matches!(self.registry.indexes, IndexTrust::Signed | IndexTrust::Repository)
+            && self.store.stated(manifest).is_none()
     }
 
     /// Returns whether a key is trusted to state the content of the image's layers.

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use lazuli_builder::index::KnownLayer;
 use lazuli_image::{Digest, oci::chain_ids};
 use lazuli_registry::{ImageName, IndexTrust, Login, Manifest, Repository, listed_indexes};
+use tokio::time::timeout;
 
-use super::{begin::key_of, state::Ordinary, store::Holder, vouched::Vouched};
+use super::{
+    begin::key_of, known_parts::LOOK_WITHIN, state::Ordinary, store::Holder, vouched::Vouched,
+};
 use crate::{
     daemon::{DaemonError, api::MountRequest, images::Images},
     image::removed,
@@ -142,12 +145,15 @@ impl Images {
             let ordinaries = &self.0.ordinaries;
             let asked = request.asked_name().ok()?;
             match is_new && ordinaries.may_be_signed(&asked) && ordinaries.searches(&digest) {
-                true => Some(listed_indexes(&*repository, &digest, None).await),
+                true => {
+                    let listed = timeout(LOOK_WITHIN, listed_indexes(&*repository, &digest, None));
+                    Some(listed.await.unwrap_or_default())
+                }
                 false => None,
             }
         };
-        let (manifest, listed) = tokio::join!(self.recent_manifest(request, name), list);
-        let manifest = manifest?;
+        let list = async { Ok(list.await) };
+        let (manifest, listed) = tokio::try_join!(self.recent_manifest(request, name), list)?;
         if manifest.digest != digest || !is_ordinary(&manifest) {
             return Ok(None);
         }
@@ -176,14 +182,19 @@ impl Images {
         manifest: Arc<Manifest>,
         login: Option<Login>,
     ) {
-        if !is_ordinary(&manifest) || !self.0.ordinaries.may_be_signed(name) {
+        let trusts = matches!(
+            self.0.admission.registry.indexes,
+            IndexTrust::Signed | IndexTrust::Repository
+        );
+        if !trusts || !is_ordinary(&manifest) || !self.0.ordinaries.may_be_signed(name) {
             return;
         }
         let Some(arriving) = self.0.admission.expected.begin(manifest.digest) else { return };
         self.0.admission.recent.insert(name, manifest);
         let (images, name) = (self.clone(), name.clone());
         tokio::spawn(async move {
-            if let Err(error) = images.fetch_indexes_ahead(&name, login.as_ref()).await {
+            let fetch = images.fetch_indexes_ahead(&name, login.as_ref());
+            if let Ok(Err(error)) = timeout(LOOK_WITHIN, fetch).await {
                 tracing::debug!(error = error.for_people(), "indexes are not fetched ahead");
             }
             drop(arriving);

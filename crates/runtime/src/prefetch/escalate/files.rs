@@ -45,7 +45,7 @@ const ENDING: usize = 8;
 /// A regular file, or a chunk of a large one. The numbers count from 0 in the whole image.
 #[derive(Debug)]
 pub(super) struct File {
-    nid: Nid,
+    pub(super) nid: Nid,
     /// Its chunks: which of [`Files::places`].
     first: u32,
     end: u32,

@@ -20,7 +20,7 @@ mod miss_listener;
 mod ranking;
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -58,7 +58,7 @@ const ANYWHERE: u64 = 2;
 const IN_FLIGHT: u64 = 4;
 
 /// Bytes that a start gets before its misses buy less if most bytes were not read, as a multiple of
-/// those that fill the link: what eight misses buy at least.
+/// those that fill the link: what eight misses buy in the whole image.
 const TRIAL: u64 = 8;
 
 /// Chunks that a start must have read for each round trip of its bytes' transfer. More than one,
@@ -247,15 +247,20 @@ impl Start<'_> {
         }
         for place in &news.missed {
             self.ranking.note_missed(*place);
-            if let Some(path) = self.ranking.path(*place, &*self.image.bootstrap) {
-                // Nobody guesses where that is turned off.
+            if let Some(path) = self.ranking.first_path(*place, &*self.image.bootstrap) {
+                // The guess may have ended.
                 let _ = self.missed.send(path);
             }
             let full = self.fills_the_link();
             let spent = self.spent_where_reads_are_seen();
             let worth = worth_of_a_miss(full, self.ranking.scope(), spent, self.spared);
-            let of_file = self.worth_of_its_file(*place, full);
-            self.credit = self.credit.saturating_add(worth).saturating_add(of_file);
+            self.credit = self.credit.saturating_add(worth);
+        }
+        // A start reads several chunks of a file at once.
+        let files: BTreeSet<_> =
+            news.missed.iter().filter_map(|place| self.ranking.owner(*place)).collect();
+        for file in files {
+            self.credit = self.credit.saturating_add(self.worth_of_its_rest(file));
         }
         self.is_stale = true;
         if !news.missed.is_empty() {
@@ -266,15 +271,16 @@ impl Start<'_> {
         }
     }
 
-    /// Bytes that a miss buys of its own file: all that is missing, as far as it has no more bytes
-    /// than would arrive while a reader waits for each of its chunks.
-    fn worth_of_its_file(&self, place: ChunkAt, full: u64) -> u64 {
+    /// Bytes that a miss buys of its own file: all that nobody fetches, as far as it has no more
+    /// bytes than would arrive while a reader waits for each of its chunks.
+    fn worth_of_its_rest(&self, file: u32) -> u64 {
         let Some(blobs) = self.image.blobs.upgrade() else { return 0 };
-        let sizes = self.ranking.places_beside(place).iter().filter_map(|(blob, chunk)| {
-            let blob = &blobs[*blob];
-            (!blob.is_under_way(*chunk)).then(|| blob.chunk(*chunk).stored_share())
+        let sizes = self.ranking.places(file).iter().filter_map(|place| {
+            let (blob, chunk) = (&blobs[place.0], place.1);
+            let is_on_its_way = blob.is_under_way(chunk) || self.listener.is_touched(*place);
+            (!is_on_its_way).then(|| blob.chunk(chunk).stored_share())
         });
-        worth_of_a_file(full, sizes)
+        worth_of_a_file(self.fills_the_link(), sizes)
     }
 
     /// Bytes in flight that fill the link to the image's registry.

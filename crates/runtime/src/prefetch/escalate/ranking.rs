@@ -5,7 +5,9 @@
 //! start decide, not a table of names. Files that the guess foresees are left out: it finds the
 //! libraries that programs name, and that these are read says nothing about other libraries.
 
-use lazuli_image::rafs::Bootstrap;
+use std::collections::HashSet;
+
+use lazuli_image::{erofs::Nid, rafs::Bootstrap};
 
 use super::{
     super::fetch_in_order::ChunkAt,
@@ -66,6 +68,8 @@ pub(super) struct Ranking {
     read: Vec<bool>,
     foreseen: Vec<bool>,
     missed: Vec<bool>,
+    /// Files whose paths were told.
+    named: HashSet<Nid>,
     kinds: Vec<Group>,
     directories: Vec<Group>,
     packages: Vec<Group>,
@@ -102,6 +106,7 @@ impl Ranking {
             read: vec![false; files.len()],
             foreseen: vec![false; files.len()],
             missed: vec![false; files.len()],
+            named: HashSet::new(),
             kinds: count(|file| file.kind),
             directories: count(|file| file.in_directory),
             packages: count(|file| file.in_package),
@@ -218,18 +223,20 @@ impl Ranking {
         }
     }
 
-    /// The path of the file that has this chunk.
-    pub(super) fn path<B: AsRef<[u8]>>(
-        &self,
+    /// The path of the file that has this chunk, the first time that it is asked for.
+    pub(super) fn first_path<B: AsRef<[u8]>>(
+        &mut self,
         place: ChunkAt,
         bootstrap: &Bootstrap<B>,
     ) -> Option<Vec<u8>> {
-        self.files.path(self.files.get(self.files.owner(place)?), bootstrap)
+        let file = self.files.get(self.files.owner(place)?);
+        let is_first = self.named.insert(file.nid);
+        is_first.then(|| self.files.path(file, bootstrap)).flatten()
     }
 
-    /// The chunks of the file that has this one.
-    pub(super) fn places_beside(&self, place: ChunkAt) -> &[ChunkAt] {
-        self.files.owner(place).map_or(&[], |file| self.places(file))
+    /// The file that has this chunk.
+    pub(super) fn owner(&self, place: ChunkAt) -> Option<u32> {
+        self.files.owner(place)
     }
 
     /// The chunks of a file.
@@ -433,7 +440,10 @@ mod tests {
         let order = ranking.order();
         assert_eq!(order.len(), 3);
         assert_eq!(ranking.places(order[0]), places);
-        assert_eq!(ranking.places_beside(places[0]), places);
+        assert_eq!(ranking.owner(places[0]), Some(order[0]));
+        let path = ranking.first_path(places[5], &bootstrap);
+        assert_eq!(path.as_deref(), Some(&b"/lib.so"[..]));
+        assert_eq!(ranking.first_path(places[0], &bootstrap), None);
     }
 
     #[test]

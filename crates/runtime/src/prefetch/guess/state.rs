@@ -445,9 +445,10 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
 
     /// The start has opened a file that nothing named: a plug-in, perhaps, with libraries.
     pub(super) fn open(&mut self, path: &[u8]) {
-        if let Some(file) = self.paths.file(b"/", path)
-            && (file.is_executable || file.name().windows(3).any(|part| part == b".so"))
-        {
+        let Some(file) = self.paths.file(b"/", path) else { return };
+        // In some images every file may be executed.
+        let is_program = file.is_executable && !file.name().contains(&b'.');
+        if is_program || file.name().windows(3).any(|part| part == b".so") {
             self.visit(file, Role::Library(Asker::default()));
         }
     }

@@ -17,8 +17,8 @@ use super::{
     lessons,
 };
 
-/// Fetches what a start most likely reads, guessed from the image alone, and from the files in which
-/// it has `missed` something. Tells the listener for misses which chunks to expect.
+/// Fetches what a start most likely reads, guessed from the image alone, and from the files in
+/// which it has `missed` something. Tells the listener for misses which chunks to expect.
 pub(super) async fn fetch_guessed(
     prefetcher: &Prefetcher,
     image: &Image,

@@ -117,7 +117,7 @@ impl Escalation {
 }
 
 /// Fetches what readers most likely ask for next, until the start's bytes are spent, the image is
-/// no longer served, or a server is overloaded. Doesn't detect the end of the start. `missed` is told
+/// no longer served, or a server is overloaded. Doesn't detect the end of the start. Tells `missed`
 /// the paths of the files in which something is missed.
 pub(super) async fn escalate(
     listener: &MissListener,

@@ -197,7 +197,7 @@ impl FromIterator<NewPoint> for Points {
         let mut points: Vec<_> = points.into_iter().collect();
         points.sort_by_key(|point| point.stored);
         points.dedup_by_key(|point| point.stored);
-        // A compressor for each window would take as long as compressing it.
+        // To make one for each window takes nearly as long as to compress it.
         let compressor = zstd::bulk::Compressor::new(LEVEL);
         let mut compressor = compressor.expect("there is memory for it");
         let mut frames = Vec::new();

@@ -42,7 +42,7 @@ impl Scene {
         Self::with(|_| String::new())
     }
 
-    /// `top` are further lines of the configuration, in no table.
+    /// `top` begins the configuration, after a key and before a table.
     fn with(top: impl FnOnce(&Lazuli) -> String) -> Option<Self> {
         if !require(Feature::Root) || !require(Feature::Fuse) {
             return None;
@@ -120,48 +120,81 @@ fn runtime() -> tokio::runtime::Runtime {
 /// An ordinary image: nobody but the mirror asks for anything of it.
 #[test]
 fn signed_indexes_are_fetched_when_a_client_asks_for_the_image() {
-    let Some(layout) = corpus("busybox").filter(|_| require(Feature::Program("openssl"))) else {
-        return;
-    };
-    let mut signer = None;
-    let scene = Scene::with(|lazuli| {
-        let made = signer.insert(Signer::new(&lazuli.directory(""), "good"));
-        let policy = lazuli.path("policy.toml");
-        let rule = format!("default = {{ accept = true, statements = [{:?}] }}", made.public());
-        fs::write(&policy, rule).unwrap();
-        format!("policy = {policy:?}\n")
-    });
-    let (Some(scene), Some(signer)) = (scene, signer) else { return };
-    let Scene { lazuli, registry, .. } = &scene;
-    let image = format!("{}/app:1", registry.host());
-    lazuli.ok(["copy", &format!("oci:{}:latest", layout.display()), &image]);
-    lazuli.ok(["index", &image, "--sign", signer.private().to_str().unwrap()]);
-    let client = scene.client();
-    let get = |url: String| {
-        let answer = async { client.get(url).send().await.unwrap().text().await.unwrap() };
-        runtime().block_on(answer)
-    };
-    let subject = lazuli_image::Algorithm::Sha256.digest(&registry.manifest("app", "1").unwrap());
-    let listed = get(format!("http://{}/v2/app/referrers/{subject}", registry.host()));
-    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
-    let index = listed["manifests"][0]["digest"].as_str().unwrap();
-    let index = registry.manifest("app", index).unwrap();
-    let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
-    let of_layer = |it: &&serde_json::Value| it["annotations"][INDEX_OF].is_string();
-    let digest = index["layers"].as_array().unwrap().iter().find(of_layer).unwrap()["digest"]
-        .as_str()
-        .unwrap();
-    registry.reset_stats();
-    get(scene.url("manifests/1"));
-    let asked = || {
-        let is_it = |it: &&Logged| it.method == "GET" && it.target.contains(digest);
-        registry.log().iter().filter(is_it).count()
-    };
-    let started = Instant::now();
-    while asked() == 0 {
-        assert!(started.elapsed() < TIMEOUT, "{:#?}", registry.log());
-        thread::sleep(Duration::from_millis(20));
+    if let Some(indexed) = Indexed::new("signed") {
+        indexed.ask();
+        let started = Instant::now();
+        while indexed.fetched() == 0 {
+            assert!(started.elapsed() < TIMEOUT, "{:#?}", indexed.scene.registry.log());
+            thread::sleep(Duration::from_millis(20));
+        }
     }
+}
+
+#[test]
+fn indexes_that_do_not_count_are_not_fetched() {
+    for trust in ["nothing", "proven"] {
+        if let Some(indexed) = Indexed::new(trust) {
+            indexed.ask();
+            thread::sleep(Duration::from_millis(500));
+            assert_eq!(indexed.fetched(), 0, "{trust}");
+        }
+    }
+}
+
+/// A registry with an image and a signed index of it, and a mirror whose node trusts the key.
+struct Indexed {
+    scene: Scene,
+    client: reqwest::Client,
+    /// The digest of the index of its layer.
+    digest: String,
+}
+
+impl Indexed {
+    fn new(trust: &str) -> Option<Self> {
+        let layout = corpus("busybox").filter(|_| require(Feature::Program("openssl")))?;
+        let mut signer = None;
+        let scene = Scene::with(|lazuli| {
+            let made = signer.insert(Signer::new(&lazuli.directory(""), "good"));
+            let policy = lazuli.path("policy.toml");
+            let rule = format!("default = {{ accept = true, statements = [{:?}] }}", made.public());
+            fs::write(&policy, rule).unwrap();
+            format!("policy = {policy:?}\n[index]\ntrust = {trust:?}\n")
+        })?;
+        let image = format!("{}/app:1", scene.registry.host());
+        let (key, signer) = (["index", &image, "--sign"], signer?);
+        let layout = format!("oci:{}:latest", layout.display());
+        scene.lazuli.ok(["copy", &layout, &image]);
+        scene.lazuli.ok([&key[..], &[signer.private().to_str().unwrap()]].concat());
+        let client = scene.client();
+        let manifest = scene.registry.manifest("app", "1").unwrap();
+        let subject = lazuli_image::Algorithm::Sha256.digest(&manifest);
+        let listed = format!("http://{}/v2/app/referrers/{subject}", scene.registry.host());
+        let listed: serde_json::Value = serde_json::from_str(&get(&client, listed)).unwrap();
+        let index = listed["manifests"][0]["digest"].as_str().unwrap();
+        let index = scene.registry.manifest("app", index).unwrap();
+        let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+        let of_layer = |it: &&serde_json::Value| it["annotations"][INDEX_OF].is_string();
+        let of_layer = index["layers"].as_array().unwrap().iter().find(of_layer).unwrap();
+        let digest = of_layer["digest"].as_str().unwrap().to_owned();
+        scene.registry.reset_stats();
+        Some(Indexed { scene, client, digest })
+    }
+
+    /// Asks the mirror for the image.
+    fn ask(&self) {
+        get(&self.client, self.scene.url("manifests/1"));
+    }
+
+    /// How often the index was asked for.
+    fn fetched(&self) -> usize {
+        let is_it = |it: &&Logged| it.method == "GET" && it.target.contains(&self.digest);
+        self.scene.registry.log().iter().filter(is_it).count()
+    }
+}
+
+fn get(client: &reqwest::Client, url: String) -> String {
+    let answer = async { client.get(url).send().await?.error_for_status()?.text().await };
+    runtime().block_on(answer).unwrap()
 }
 
 /// A client that asks all the time meets a mirror, whatever becomes of the worker: a request may

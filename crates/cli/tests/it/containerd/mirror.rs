@@ -51,6 +51,18 @@ fn login(user: &str) -> Option<Login> {
     Some(Login { user: user.to_owned(), password: "secret".to_owned() })
 }
 
+/// Everything but the configuration was fetched once, and more than `least` objects.
+pub(super) fn assert_each_fetched_once(registry: &FakeRegistry, config: &str, least: usize) {
+    let log = registry.log();
+    let fetched = log.iter().filter(|it| it.method == "GET" && !it.target.contains(config));
+    let mut fetched: Vec<_> = fetched.map(|it| (&it.target, &it.range)).collect();
+    assert!(fetched.len() > least, "{log:#?}");
+    fetched.sort();
+    let all = fetched.len();
+    fetched.dedup();
+    assert_eq!(fetched.len(), all, "{log:#?}");
+}
+
 /// A file that no start reads, out of a container that runs.
 fn read(rig: &Rig, container: &str) -> cri::Output {
     rig.cri.exec(container, &["sh", "-c", "cat /bin/busybox | wc -c"]).unwrap()
@@ -140,14 +152,7 @@ fn a_lazy_pull_fetches_everything_once(containerd: Containerd) {
     let manifest = registry.manifest("app", "lazy").unwrap();
     let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
     let config = manifest["config"]["digest"].as_str().unwrap();
-    let log = registry.log();
-    let fetched = log.iter().filter(|it| it.method == "GET" && !it.target.contains(config));
-    let mut fetched: Vec<_> = fetched.map(|it| (&it.target, &it.range)).collect();
-    assert!(fetched.len() > 2, "{log:#?}");
-    fetched.sort();
-    let all = fetched.len();
-    fetched.dedup();
-    assert_eq!(fetched.len(), all, "{log:#?}");
+    assert_each_fetched_once(&registry, config, 2);
     rig.remove_images(&[&image]);
     rig.nothing_left();
 }

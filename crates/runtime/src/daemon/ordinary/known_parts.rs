@@ -76,7 +76,7 @@ impl Ordinaries {
         }
         // At the same time: the search needs the manifest alone.
         let search = async {
-            match self.searches(&manifest.digest) {
+            match self.searches(&asked, &manifest.digest) {
                 true => {
                     Some(self.find_signed(&asked, &manifest, listed, repository, options).await)
                 }
@@ -91,14 +91,15 @@ impl Ordinaries {
     }
 
     /// Returns whether a statement about the image with this manifest would be searched for.
-    pub(super) fn searches(&self, manifest: &Digest) -> bool {
-        matches!(self.registry.indexes, IndexTrust::Signed | IndexTrust::Repository)
-            && self.store.stated(manifest).is_none()
+    pub(super) fn searches(&self, asked: &ImageName, manifest: &Digest) -> bool {
+        self.may_be_signed(asked) && self.store.stated(manifest).is_none()
     }
 
-    /// Returns whether a key is trusted to state the content of the image's layers.
+    /// Returns whether statements count, and a key is trusted to state the content of the image's
+    /// layers.
     pub(super) fn may_be_signed(&self, name: &ImageName) -> bool {
-        let policy = self.gate.policy().ok().flatten();
+        let counts = matches!(self.registry.indexes, IndexTrust::Signed | IndexTrust::Repository);
+        let policy = self.gate.policy().ok().flatten().filter(|_| counts);
         policy.is_some_and(|policy| policy.has_statement_keys(name))
     }
 

@@ -144,7 +144,7 @@ impl Images {
         let list = async {
             let ordinaries = &self.0.ordinaries;
             let asked = request.asked_name().ok()?;
-            match is_new && ordinaries.may_be_signed(&asked) && ordinaries.searches(&digest) {
+            match is_new && ordinaries.searches(&asked, &digest) {
                 true => {
                     let listed = timeout(LOOK_WITHIN, listed_indexes(&*repository, &digest, None));
                     Some(listed.await.unwrap_or_default())
@@ -182,11 +182,7 @@ impl Images {
         manifest: Arc<Manifest>,
         login: Option<Login>,
     ) {
-        let trusts = matches!(
-            self.0.admission.registry.indexes,
-            IndexTrust::Signed | IndexTrust::Repository
-        );
-        if !trusts || !is_ordinary(&manifest) || !self.0.ordinaries.may_be_signed(name) {
+        if !is_ordinary(&manifest) || !self.0.ordinaries.may_be_signed(name) {
             return;
         }
         let Some(arriving) = self.0.admission.expected.begin(manifest.digest) else { return };

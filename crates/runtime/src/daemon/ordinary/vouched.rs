@@ -10,9 +10,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use lazuli_image::oci::{Descriptor, NotedGuess, layer_index_tag, media_type};
 use lazuli_policy::{LayerDigests, SignedIndex, SignedLayer, StatedLayer};
-use lazuli_registry::{
-    Document, ImageName, IndexTrust, Manifest, Options, Parsed, Pull, Repository,
-};
+use lazuli_registry::{Document, ImageName, Manifest, Options, Parsed, Pull, Repository};
 
 use super::{
     access::AT_A_TIME,
@@ -84,10 +82,7 @@ impl Ordinaries {
         if let Some(signed) = self.indexing(image, repository, options).await? {
             return Ok(Vouched::beside(&signed, repository));
         }
-        let wants = matches!(self.registry.indexes, IndexTrust::Signed | IndexTrust::Repository);
-        let Some(indexes) = self.settings.repository.as_ref().filter(|_| wants) else {
-            return Ok(Vouched::default());
-        };
+        let Some(indexes) = &self.settings.repository else { return Ok(Vouched::default()) };
         if !self.may_be_signed(&image.asked) {
             return Ok(Vouched::default());
         }

@@ -30,7 +30,7 @@ const COLLECTIONS: [&[u8]; 6] =
 const SHALLOW: usize = 3;
 
 /// Chunks of a file beyond which each counts as a file of its own. Programs soon read all of a
-/// library with a few MiB, but only parts of an archive.
+/// library with some MiB, but only parts of an archive.
 const LARGE: usize = 16;
 
 /// Adjacent chunks of a large file that say as much about each other as files of a directory.

@@ -204,6 +204,7 @@ struct Start<'a> {
     begun: Instant,
     ranking: Ranking,
     cache: &'a Cache,
+    /// Is told the paths of files in which something is missed.
     missed: UnboundedSender<Vec<u8>>,
     /// Bytes that it may have yet, and that its misses have bought.
     left: &'a AtomicU64,

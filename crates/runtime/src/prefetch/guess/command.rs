@@ -5,6 +5,9 @@ use serde_json::Value;
 /// Words of a command, commands of a script, and directories for programs that are looked at.
 const WORDS: usize = 64;
 
+/// The longest word of settings that is a name or a path.
+const LONGEST_WORD: usize = 256;
+
 /// The search path of Linux and runtimes if the image has none.
 const PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -101,23 +104,14 @@ fn is_one_of(names: &[&str], program: &[u8]) -> bool {
     names.iter().any(|known| known.as_bytes() == name)
 }
 
-/// The modules that a server is told to load: words that end as libraries do, outside comments.
-pub(super) fn modules(configuration: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let lines = configuration.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_start);
-    let words = lines
-        .filter(|line| !line.starts_with(b"#"))
-        .flat_map(|line| line.split(|byte| byte.is_ascii_whitespace() || b"\"';".contains(byte)));
-    words.filter(|word| word.ends_with(b".so"))
-}
-
-/// Directories that a server's configuration names: words that begin with a slash, outside
-/// comments.
-pub(super) fn directories(configuration: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let lines = configuration.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_start);
-    let words = lines
-        .filter(|line| !line.starts_with(b"#"))
-        .flat_map(|line| line.split(|byte| byte.is_ascii_whitespace() || b"\"';>".contains(byte)));
-    words.filter(|word| word.starts_with(b"/") && word.len() > 1).take(WORDS)
+/// The words of a server's settings, outside lines that are comments.
+pub(super) fn words(settings: &[u8]) -> impl Iterator<Item = &[u8]> {
+    const COMMENTS: [&[u8]; 4] = [b"#", b";", b"//", b"--"];
+    let lines = settings.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_start);
+    let lines = lines.filter(|line| !COMMENTS.iter().any(|comment| line.starts_with(comment)));
+    let is_between = |byte: &u8| byte.is_ascii_whitespace() || b"\"',;:=<>(){}[]".contains(byte);
+    let words = lines.flat_map(move |line| line.split(is_between));
+    words.filter(|word| (1..=LONGEST_WORD).contains(&word.len()))
 }
 
 /// The program that a launcher starts to do its work.
@@ -128,5 +122,13 @@ pub(super) fn launched(program: &[u8]) -> Option<&'static [u8]> {
 }
 
 /// The variables in which interpreters look for directories with modules.
-pub(super) const MODULE_PATHS: [&str; 6] =
-    ["PYTHONPATH", "NODE_PATH", "RUBYLIB", "PERL5LIB", "ERL_LIBS", "MONO_PATH"];
+pub(super) const MODULE_PATHS: [&str; 8] = [
+    "PYTHONPATH",
+    "NODE_PATH",
+    "RUBYLIB",
+    "PERL5LIB",
+    "LUA_PATH",
+    "LUA_CPATH",
+    "ERL_LIBS",
+    "MONO_PATH",
+];

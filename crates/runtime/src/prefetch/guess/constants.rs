@@ -6,7 +6,9 @@
 
 use std::collections::HashSet;
 
-use super::{Content, Piece, imports::Import, paths::Found, state::Guess};
+use super::{
+    Content, Piece, imports::Import, paths::Found, settings::may_have_settings, state::Guess,
+};
 
 /// Maximum size of a program or library that is searched. Bigger ones hold tables and code, and
 /// there are few names among millions of texts.
@@ -71,14 +73,22 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             }
             return self.add_imports(&imports, found);
         }
+        let has_settings = self.is_run(file) && may_have_settings(file.name());
         for name in names {
-            if let Some(found) = self.named(name)
+            if has_settings && let Some(directory) = self.named_directory(name) {
+                self.add_named_directory(&directory);
+            } else if let Some(found) = self.named(name)
                 && let Some(left) = self.named_left.checked_sub(found.size)
             {
                 self.named_left = left;
                 self.want(&found);
             }
         }
+    }
+
+    /// The directory that a constant names.
+    fn named_directory(&mut self, name: &[u8]) -> Option<Vec<u8>> {
+        if name.starts_with(b"/") { self.paths.directory(b"/", name) } else { None }
     }
 
     /// The file that a constant names, by a path or by a name that no other file has. Libraries are

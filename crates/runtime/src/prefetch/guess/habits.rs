@@ -110,24 +110,13 @@ const HABITS: [Habit; 19] = [
     Habit { of: &["mono*"], reads: &["/etc/mono/config", "$DIR/../lib/mono/4.5/mscorlib.dll"] },
     Habit {
         of: &["nginx"],
-        reads: &[
-            "/etc/nginx/nginx.conf",
-            "/etc/nginx/mime.types",
-            "/etc/nginx/conf.d/*.conf",
-            "/etc/nginx/modules-enabled/*.conf",
-            "/etc/nginx/sites-enabled/*",
-            "/usr/share/nginx/html/index.html",
-            "/var/www/html/index*.html",
-        ],
+        reads: &["/usr/share/nginx/html/index.html", "/var/www/html/index*.html"],
     },
     Habit {
         of: &["apache2ctl", "apachectl"],
         reads: &["$DIR/apache2|$DIR/httpd", "/etc/apache2/envvars"],
     },
-    Habit {
-        of: &["apache2"],
-        reads: &["/etc/apache2/*.conf", "/etc/apache2/*-enabled/*", "/etc/mime.types"],
-    },
+    Habit { of: &["apache2"], reads: &["/etc/mime.types"] },
     Habit { of: &["httpd"], reads: &["$DIR/../conf/httpd.conf", "$DIR/../conf/mime.types"] },
     Habit {
         of: &["php*", "libphp*"],

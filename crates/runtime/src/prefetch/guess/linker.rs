@@ -85,6 +85,14 @@ impl Linker {
         }
     }
 
+    /// Returns whether the linkers look in `directory`, an absolute path without links.
+    pub(super) fn looks_in(&self, directory: &[u8]) -> bool {
+        let mut of_processors = MULTIARCH.iter().map(|(_, name)| name.as_bytes());
+        let last = directory.rsplit(|byte| *byte == b'/').next();
+        self.configured.iter().any(|known| known == directory)
+            || of_processors.any(|name| Some(name) == last)
+    }
+
     /// The asker for the libraries of `file`, which `asker` has loaded.
     pub(super) fn asker(
         &self,

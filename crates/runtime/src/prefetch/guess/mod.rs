@@ -8,7 +8,8 @@
 //! config ─▶ command ─▶ paths ─▶ file ─┬─ ELF ─▶ linker ─▶ libraries ─▶ …
 //!                                     ├─ #! and shell scripts ─▶ programs ─▶ …
 //!                                     ├─ modules ─▶ imports ─▶ modules ─▶ …
-//!                                     ├─ constants ─▶ files
+//!                                     ├─ settings ─▶ settings, plug-ins ─▶ …
+//!                                     ├─ constants ─▶ files, directories
 //!                                     └─ habits ─▶ files
 //! ```
 //!
@@ -27,6 +28,7 @@ mod imports;
 mod linker;
 mod modules;
 mod paths;
+mod settings;
 mod shells;
 mod state;
 #[cfg(test)]
@@ -154,7 +156,7 @@ async fn follow<B: AsRef<[u8]> + Sync>(
             looking.push(look(content, visit));
         }
         let mut next = looking.next().await;
-        if next.is_none() {
+        if next.is_none() && !guess.follow_scripts() {
             // Less likely than all that was followed so far.
             let program = content.is_at_hand().then(|| guess.take_unsearched()).flatten();
             let Some(program) = program else { break };

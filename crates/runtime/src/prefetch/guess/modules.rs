@@ -28,6 +28,9 @@ const LISTED: usize = 1 << 14;
 const CLASS: u64 = 256 << 10;
 const CLASSES: u64 = 8 << 20;
 
+/// Interpreters whose imports are known, for files that nothing names.
+const INTERPRETERS: usize = 64;
+
 /// Shells that are followed for one image, and scripts that all of them source.
 const SHELLS: usize = 64;
 const SOURCES: usize = 64;
@@ -114,7 +117,10 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             let list = self.process.variable(name).or(of_script).unwrap_or_default();
             // `ERL_LIBS` names directories of libraries.
             let ending: &[u8] = if name == "ERL_LIBS" { b"/*/ebin" } else { b"" };
-            let places = list.split(|byte| *byte == b':').filter(|place| !place.is_empty());
+            // Lua's are patterns: `/lib/?.lua;/lib/?/init.lua`.
+            let places = list.split(|byte| b":;".contains(byte));
+            let places = places.flat_map(|place| place.split(|byte| *byte == b'?').next());
+            let places = places.filter(|place| !place.is_empty());
             more.extend(places.map(|place| [place, ending].concat()));
         }
         let more = more.join(&b':');
@@ -122,14 +128,15 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         let hosted = imports::dotnet(&mut self.paths, program, &scripts, root);
         if let Some((configuration, imports)) = hosted {
             scripts.iter().for_each(|script| self.want(script));
-            return self.visit_module(configuration, &Arc::new(imports));
+            let imports = self.note_imports(imports);
+            return self.visit_module(configuration, &imports);
         }
         let imports = Imports::of(&mut self.paths, program, applications, words, &more);
         let Some(imports) = imports else {
             scripts.iter().for_each(|script| self.want(script));
             return;
         };
-        let imports = Arc::new(imports);
+        let imports = self.note_imports(imports);
         if imports.is_java() {
             match imports::main_class(program.name(), words) {
                 Some(main) => self.classes.add_main(main),
@@ -181,21 +188,48 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         (self.take_wanted(), readable.collect())
     }
 
-    /// Adds the applications of directories that a server's configuration names.
-    pub(super) fn follow_directories(&mut self, text: &[u8]) {
-        for directory in super::command::directories(text) {
-            if let Some(index) = self.paths.file(directory, INDEX) {
-                let php = Arc::new(Imports::within(Language::Php, index.directory()));
-                self.visit_module(index, &php);
-            }
+    /// Adds the application in a directory that a server's settings name.
+    pub(super) fn follow_application(&mut self, directory: &[u8]) {
+        if let Some(index) = self.paths.file(directory, INDEX) {
+            let php = Arc::new(Imports::within(Language::Php, index.directory()));
+            self.visit_module(index, &php);
         }
+    }
+
+    /// Adds what a library or a module that is loaded brings: which imports it belongs to is known
+    /// by the interpreters of the start.
+    pub(super) fn follow_loaded(&mut self, file: &Found) {
+        // In some images every file may be executed.
+        let is_program = file.is_executable && !file.name().contains(&b'.');
+        if is_program || file.name().windows(3).any(|part| part == b".so") {
+            return self.visit(file.clone(), Role::Library(Asker::default()));
+        }
+        let of_it = self.interpreters.iter().filter(|imports| imports.is_module(file.name()));
+        if let Some(imports) = of_it.max_by_key(|imports| imports.places()).cloned() {
+            self.visit_module(file.clone(), &imports);
+        }
+    }
+
+    /// Notes the imports of an interpreter that the start runs.
+    fn note_imports(&mut self, imports: Imports) -> Arc<Imports> {
+        if let Some(known) = self.interpreters.iter().find(|known| ***known == imports) {
+            return known.clone();
+        }
+        let imports = Arc::new(imports);
+        if self.interpreters.len() < INTERPRETERS {
+            self.interpreters.push(imports.clone());
+        }
+        imports
     }
 
     pub(super) fn add_imports(&mut self, imports: &Arc<Imports>, found: Vec<Import>) {
         for import in found {
             match import {
                 Import::Module(file) => self.visit_module(file, imports),
-                Import::Within(file, imports) => self.visit_module(file, &Arc::new(imports)),
+                Import::Within(file, imports) => {
+                    let imports = self.note_imports(imports);
+                    self.visit_module(file, &imports);
+                }
                 Import::Library(file) => {
                     if imports.has_compiled_modules() {
                         self.extensions.insert(file.nid, imports.clone());

@@ -29,6 +29,10 @@ const DEPTH: usize = 5;
 const NOT_AT_START: [&[u8]; 6] =
     [b"pip", b"setuptools", b"pkg_resources", b"_vendor", b"test", b"tests"];
 
+/// The end of the names of directories with settings of which a server reads those that are linked
+/// to elsewhere: `mods-available`.
+const NOT_ENABLED: &[u8] = b"-available";
+
 /// Names that are looked up or listed for one image: well below a second. Real ones need some
 /// hundred to 17,000.
 const STEPS: u32 = 200_000;
@@ -217,7 +221,8 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
             let mut below = Vec::new();
             for path in &level {
                 for (name, file_type) in self.entries(path, b"*") {
-                    if file_type == FileType::Directory && !NOT_AT_START.contains(&name) {
+                    let is_left_out = NOT_AT_START.contains(&name) || name.ends_with(NOT_ENABLED);
+                    if file_type == FileType::Directory && !is_left_out {
                         below.push([path.as_slice(), name].join(&b'/'));
                     }
                 }

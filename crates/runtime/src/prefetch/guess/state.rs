@@ -18,6 +18,7 @@ use super::{
     imports::{Classes, Imports, Language},
     linker::{Asker, CONFIGURATION, LIBRARY_PATH, Linker, is_of_c_library},
     paths::{Found, Paths},
+    settings::Settings,
     shells::Shell,
 };
 
@@ -101,7 +102,7 @@ pub(super) enum Role {
     Library(Asker),
     /// An interpreter loads it.
     Module(Arc<Imports>),
-    /// A server is configured by it.
+    /// It is settings of a server.
     Configuration,
 }
 
@@ -122,11 +123,14 @@ pub(super) struct Guess<'a, B> {
     pub(super) paths: Paths<'a, B>,
     pub(super) process: Process,
     pub(super) linker: Linker,
+    pub(super) settings: Settings,
     pub(super) shells: Vec<Shell>,
     /// Programs and libraries that need libraries which were not found.
     incomplete: Vec<(Found, Elf, Asker)>,
     /// What scripts set the variables to in which interpreters look for modules.
     pub(super) module_paths: HashMap<&'static str, Vec<u8>>,
+    /// Imports of the interpreters that the start runs.
+    pub(super) interpreters: Vec<Arc<Imports>>,
     /// Modules that applications list, while it is not known that they are loaded.
     pub(super) listed: Vec<(Found, Arc<Imports>)>,
     pub(super) loads_listed: bool,
@@ -172,9 +176,11 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             paths: Paths::new(bootstrap),
             linker: Linker::new(library_path.to_vec()),
             process,
+            settings: Settings::default(),
             shells: Vec::new(),
             incomplete: Vec::new(),
             module_paths: HashMap::new(),
+            interpreters: Vec::new(),
             listed: Vec::new(),
             loads_listed: false,
             classes: Classes::default(),
@@ -270,15 +276,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             (Seen::Text(text), Role::Module(imports)) => {
                 self.follow_module(imports, &visit.file, text);
             }
-            (Seen::Text(text), Role::Configuration) => {
-                let above = [visit.file.directory(), b"/.."].concat();
-                for module in command::modules(&text) {
-                    if let Some(file) = self.paths.file(&above, module) {
-                        self.visit(file, Role::Library(Asker::default()));
-                    }
-                }
-                self.follow_directories(&text);
-            }
+            (Seen::Text(text), Role::Configuration) => self.follow_settings(&visit.file, &text),
             (Seen::Text(_), Role::Library(_)) | (Seen::Nothing, _) => {}
         }
     }
@@ -363,6 +361,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         let Some((name, rest)) = words.split_first() else { return };
         let Some(file) = self.program(name) else { return };
         self.visit(file.clone(), Role::Program(words.to_vec()));
+        self.add_settings(&file, words);
         if command::is_wrapper(name)
             && wrappers > 0
             && let Some(at) = rest.iter().position(|word| self.program(word).is_some())
@@ -443,14 +442,10 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             .find_map(|place| self.paths.file(place, name).filter(|file| file.is_executable))
     }
 
-    /// The start has opened a file that nothing named: a plug-in, perhaps, with libraries.
+    /// The start has opened a file that nothing named: a plug-in, perhaps, or a module.
     pub(super) fn open(&mut self, path: &[u8]) {
         let Some(file) = self.paths.file(b"/", path) else { return };
-        // In some images every file may be executed.
-        let is_program = file.is_executable && !file.name().contains(&b'.');
-        if is_program || file.name().windows(3).any(|part| part == b".so") {
-            self.visit(file, Role::Library(Asker::default()));
-        }
+        self.follow_loaded(&file);
     }
 
     /// Adds a program or library, with the files that go with it.
@@ -503,6 +498,11 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
     fn first_of(&mut self, patterns: &[Vec<u8>]) -> Vec<Found> {
         let found = patterns.iter().map(|pattern| self.paths.matching(pattern));
         found.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
+    }
+
+    /// Returns whether the start runs a file, as far as it is known.
+    pub(super) fn is_run(&self, file: &Found) -> bool {
+        self.programs_read.contains_key(&file.nid)
     }
 
     /// Returns whether something of a file was added.

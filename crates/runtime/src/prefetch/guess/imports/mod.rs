@@ -12,6 +12,7 @@ mod dotnet;
 mod erlang;
 mod java;
 mod javascript;
+mod lua;
 mod pyc;
 mod python;
 mod r;
@@ -39,6 +40,7 @@ pub(super) enum Language {
     Ruby,
     Perl,
     Php,
+    Lua,
     R,
     Erlang,
     Java,
@@ -48,7 +50,7 @@ pub(super) enum Language {
 
 /// Interpreters by their real names, with their search paths for modules: `$DIR` is their directory
 /// and `$NAME` their name. Paths missing from the image are left out.
-const INTERPRETERS: [(&str, Language, &[&str]); 12] = [
+const INTERPRETERS: [(&str, Language, &[&str]); 13] = [
     (
         "python*",
         Language::Python,
@@ -116,6 +118,7 @@ const INTERPRETERS: [(&str, Language, &[&str]); 12] = [
         ],
     ),
     ("php*", Language::Php, &[]),
+    ("lua*", Language::Lua, &[]),
     (
         "R",
         Language::R,
@@ -141,7 +144,7 @@ const ROOTS: usize = 2048;
 pub(super) const IMAGE: &[u8] = b"modules";
 
 /// A program whose modules can be followed.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Imports {
     language: Language,
     /// Directories that are searched for modules, in order.
@@ -197,8 +200,10 @@ impl Imports {
             let pattern = pattern.split('/').map(fill).collect::<Vec<_>>().join(&b'/');
             roots.extend(paths.directories(&pattern));
         }
-        if *language == Language::Ruby {
-            scripts::add_inner_gems(paths, &mut roots);
+        match language {
+            Language::Ruby => scripts::add_inner_gems(paths, &mut roots),
+            Language::Lua => lua::add_roots(paths, interpreter, &mut roots),
+            _ => {}
         }
         roots.truncate(ROOTS);
         let is_embedded = words.windows(2).any(|pair| pair == [&b"-mode"[..], b"embedded"]);
@@ -218,6 +223,28 @@ impl Imports {
     /// Returns whether compiled modules name others in their constants.
     pub(super) fn has_compiled_modules(&self) -> bool {
         self.language == Language::Python
+    }
+
+    /// Returns whether a file of this name may be one of its modules.
+    pub(super) fn is_module(&self, name: &[u8]) -> bool {
+        let endings: &[&[u8]] = match self.language {
+            Language::Python => &[b".py", b".pyc"],
+            Language::JavaScript => &[b".js", b".mjs", b".cjs", b"package.json"],
+            Language::Ruby => &[b".rb"],
+            Language::Perl => &[b".pm", b".pl"],
+            Language::Php => &[b".php", b".inc"],
+            Language::Lua => &[b".lua"],
+            Language::R => &[],
+            Language::Erlang => &[b".beam", b".app"],
+            Language::Java => &[b".jar"],
+            Language::DotNet | Language::Mono => &[b".dll"],
+        };
+        endings.iter().any(|ending| name.ends_with(ending))
+    }
+
+    /// How many directories it searches.
+    pub(super) fn places(&self) -> usize {
+        self.roots.len()
     }
 
     /// Returns whether names are in tables anywhere in a module, not at its beginning.
@@ -244,6 +271,7 @@ impl Imports {
             Language::Ruby => self.follow_ruby(paths, file, bytes),
             Language::Perl => self.follow_perl(paths, bytes),
             Language::Php => self.follow_php(paths, file, bytes),
+            Language::Lua => self.follow_lua(paths, file, bytes),
             Language::R if file.name() == b"DESCRIPTION" => {
                 text::r_needs(bytes).iter().flat_map(|name| self.r_package(paths, name)).collect()
             }
@@ -276,11 +304,12 @@ impl Imports {
         for word in words {
             found.extend(match (self.language, before) {
                 (Language::Python, b"-c")
-                | (Language::Perl | Language::Ruby | Language::R, b"-e") => {
+                | (Language::Perl | Language::Ruby | Language::Lua | Language::R, b"-e") => {
                     self.follow(paths, file, word)
                 }
                 (Language::Python, b"-m") => self.python_program(paths, word),
                 (Language::Ruby, b"-r") => self.ruby_feature(paths, None, word),
+                (Language::Lua, b"-l") => self.lua_module(paths, word).into_iter().collect(),
                 (Language::Erlang, b"-boot") => self.boot_file(paths, word).into_iter().collect(),
                 (Language::Erlang, b"-s" | b"-run" | b"-user") => self.erlang_program(paths, word),
                 (Language::Erlang, b"-name" | b"-sname") => self.erlang_network(paths),
@@ -314,10 +343,16 @@ impl Imports {
     }
 }
 
+/// Returns whether the program of this name or path is an interpreter whose imports are followed.
+pub(super) fn is_interpreter(program: &[u8]) -> bool {
+    let name = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    INTERPRETERS.iter().any(|(pattern, ..)| matches(pattern.as_bytes(), name))
+}
+
 /// The kind of import that a file's name suggests.
 fn import(file: Found) -> Import {
-    const MODULES: [&[u8]; 8] =
-        [b".js", b".mjs", b".cjs", b".rb", b".pm", b".php", b".inc", b"package.json"];
+    const MODULES: [&[u8]; 9] =
+        [b".js", b".mjs", b".cjs", b".rb", b".pm", b".php", b".inc", b".lua", b"package.json"];
     if file.name().ends_with(b".so") || file.name().ends_with(b".node") {
         Import::Library(file)
     } else if MODULES.iter().any(|ending| file.name().ends_with(ending)) {
@@ -352,6 +387,8 @@ pub(crate) mod fuzz {
         text::php(bytes);
         text::php_classes(bytes);
         text::perl(bytes);
+        text::lua(bytes);
+        text::lua_places(bytes);
         text::r(bytes);
         text::r_needs(bytes);
         dotnet::fuzz(bytes);

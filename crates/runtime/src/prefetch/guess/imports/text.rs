@@ -176,6 +176,23 @@ fn path_of_perl(name: &[u8]) -> Option<Vec<u8>> {
     Some([parts.join(&b'/'), b".pm".to_vec()].concat())
 }
 
+/// Lua: required modules, also in protected calls.
+pub(super) fn lua(source: &[u8]) -> Vec<Vec<u8>> {
+    quoted(source, |before, _| {
+        let before = before.strip_suffix(b"(").or(before.strip_suffix(b",")).unwrap_or(before);
+        before.trim_ascii_end().ends_with(b"require")
+    })
+}
+
+/// Lua: directories that a script names, and those of its search paths: `/lib/?.lua;./?.lua`.
+pub(super) fn lua_places(source: &[u8]) -> Vec<Vec<u8>> {
+    let is_place = |text: &[u8]| text.starts_with(b"/") || text.contains(&b'?');
+    let texts = quoted(source, |_, text| text.len() > 1 && is_place(text));
+    let templates = texts.iter().flat_map(|text| text.split(|byte| *byte == b';'));
+    let place = |text: &[u8]| text.split(|byte| *byte == b'?').next().map(<[u8]>::to_vec);
+    templates.filter_map(place).filter(|place| !place.is_empty()).collect()
+}
+
 /// R: packages that are attached or loaded.
 pub(super) fn r(source: &[u8]) -> Vec<Vec<u8>> {
     const CALLS: [&[u8]; 4] = [b"library(", b"require(", b"requireNamespace(", b"loadNamespace("];

@@ -15,7 +15,7 @@ fn with(elf: &[u8], texts: &[&str]) -> Vec<u8> {
 #[test]
 fn the_maker_finds_files_that_programs_name() {
     let texts = [
-        "/etc/tool.conf",
+        "/etc/tools/a.conf",
         "plugins.list",
         "libseldom.so.1",
         "twice.txt",
@@ -26,7 +26,7 @@ fn the_maker_finds_files_that_programs_name() {
     let image = usual()
         .program("/usr/bin/tool", &with(&program(&["libz.so", "libc.so.6"]), &texts))
         .program("/usr/bin/other", &program(&[]))
-        .file("/etc/tool.conf", b"settings")
+        .file("/etc/tools/a.conf", b"settings")
         .file("/usr/share/tool/plugins.list", b"one")
         .file("/usr/lib/x86_64-linux-gnu/libz.so", &with(&shared(&[]), &["messages.msg"]))
         .file("/usr/share/tool/messages.msg", b"text")
@@ -36,7 +36,8 @@ fn the_maker_finds_files_that_programs_name() {
         .file("/usr/share/big.dat", &vec![b'x'; (128 << 10) + 1]);
     let by_node = image.guessed(&config);
     let by_maker = image.guessed_by_maker(&config);
-    let added = ["/etc/tool.conf", "/usr/share/tool/plugins.list", "/usr/share/tool/messages.msg"];
+    let added =
+        ["/etc/tools/a.conf", "/usr/share/tool/plugins.list", "/usr/share/tool/messages.msg"];
     assert_eq!(by_maker, [&by_node[..], &added.map(str::to_owned)].concat());
 }
 

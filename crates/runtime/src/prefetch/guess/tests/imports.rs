@@ -662,3 +662,47 @@ fn mono_brings_assemblies_of_its_own_directories() {
     found.retain(|path| expected.contains(&path.as_str()) || path.contains("mono"));
     assert_eq!(found, expected);
 }
+
+#[test]
+fn lua_brings_what_its_modules_require() {
+    let script = b"#!/usr/bin/env lua\nSOURCES='/opt/app'\npackage.path = SOURCES..'/?.lua;'\n\
+        local log = require \"util.log\"\nlocal ok, fast = pcall(require, 'fast')\nrequire('set')\n";
+    let image = usual()
+        .program("/usr/bin/lua5.4", b"")
+        .link("/usr/bin/lua", "lua5.4")
+        .program("/usr/bin/env", b"")
+        .program("/usr/bin/app", script)
+        .file("/opt/app/util/log.lua", b"require 'util.text'")
+        .file("/opt/app/util/text.lua", b"-- nothing")
+        .file("/opt/app/util/unused.lua", b"-- nothing")
+        .file("/usr/lib/x86_64-linux-gnu/lua/5.4/fast.so", &shared(&["libc.so.6"]))
+        .file("/usr/lib/x86_64-linux-gnu/lua/5.3/fast.so", &shared(&["libc.so.6"]))
+        .file("/usr/share/lua/5.4/set/init.lua", b"-- nothing");
+    let expected = [
+        "/opt/app/util/log.lua",
+        "/opt/app/util/text.lua",
+        LIBC,
+        "/usr/lib/x86_64-linux-gnu/lua/5.4/fast.so",
+        "/usr/share/lua/5.4/set/init.lua",
+    ];
+    let mut found = guessed(&image, &["app"], "/usr/bin/app");
+    found.retain(|path| path != LINKER);
+    assert_eq!(found, expected);
+    let found = guessed(&image, &["lua", "-l", "set"], "/usr/bin/lua5.4");
+    assert_eq!(found, ["/usr/share/lua/5.4/set/init.lua"]);
+}
+
+#[test]
+fn missed_modules_bring_what_they_import() {
+    let image = usual()
+        .program("/usr/bin/python3.11", b"")
+        .file("/srv/main.py", b"import importlib\nimportlib.import_module('plug' + 'in')\n")
+        .file("/srv/plugin.py", b"import helper\n")
+        .file("/srv/helper.py", b"# nothing\n")
+        .file("/srv/unused.py", b"# nothing\n")
+        .file("/srv/notes.txt", b"import unused\n");
+    let config = json!({ "config": { "Cmd": ["python3.11", "main.py"], "WorkingDir": "/srv" } });
+    let before = image.guessed(&config);
+    let after = image.guessed_after(&config, &["/srv/notes.txt", "/srv/plugin.py"]);
+    assert_eq!(after[before.len()..], ["/srv/plugin.py", "/srv/helper.py"]);
+}

@@ -4,6 +4,7 @@ mod constants;
 mod corpus;
 mod forge;
 mod imports;
+mod settings;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -1,0 +1,116 @@
+//! Settings of servers over forged trees.
+
+use serde_json::{Value, json};
+
+use super::{
+    LIBC, LINKER,
+    forge::{Image, program, shared},
+    sorted, usual,
+};
+
+/// A server whose settings, plug-ins and data are where Debian has them.
+fn server(settings: &str) -> Image {
+    usual()
+        .program("/usr/sbin/served", &program(&["libc.so.6"]))
+        .file("/etc/serve/serve.conf", settings.as_bytes())
+        .file("/etc/serve/mods-available/pap", b"pap {\n}\n")
+        .file("/etc/serve/mods-available/ldap", b"ldap {\n}\n")
+        .link("/etc/serve/mods-enabled/pap", "../mods-available/pap")
+        .file("/usr/share/serve/dictionary", b"$INCLUDE dictionary.rfc\n# dictionary.old\n")
+        .file("/usr/share/serve/dictionary.rfc", b"")
+        .file("/usr/share/serve/dictionary.rfc.1", b"1")
+        .file("/usr/share/serve/dictionary.old", b"1")
+        .file("/usr/lib/serve/rlm_pap.so", &shared(&["libc.so.6", "libpap.so"]))
+        .file("/usr/lib/x86_64-linux-gnu/libpap.so", &shared(&[]))
+        .file("/usr/lib/serve/rlm_ldap.so", &shared(&[]))
+        .file("/usr/lib/serve/libEngine.so", &shared(&[]))
+        .file("/usr/lib/other/pap.so", &shared(&[]))
+}
+
+fn config(command: &[&str]) -> Value {
+    json!({ "config": { "Cmd": command } })
+}
+
+/// What is guessed besides the program and the C library.
+fn guessed(image: &Image, command: &[&str]) -> Vec<String> {
+    let mut found = image.guessed(&config(command));
+    found.retain(|path| ![LINKER, LIBC, "/usr/sbin/served"].contains(&&**path));
+    sorted(found)
+}
+
+#[test]
+fn settings_bring_the_plugins_and_the_files_that_they_name() {
+    let settings = "engine = Engine\n; ldap\ninclude /usr/share/serve/dictionary.*.1\n\
+        include /usr/share/serve/dictionary\n";
+    let expected = [
+        "/etc/serve/mods-available/pap",
+        "/etc/serve/serve.conf",
+        "/usr/lib/serve/libEngine.so",
+        "/usr/lib/serve/rlm_pap.so",
+        "/usr/lib/x86_64-linux-gnu/libpap.so",
+        "/usr/share/serve/dictionary",
+        "/usr/share/serve/dictionary.rfc.1",
+    ];
+    assert_eq!(guessed(&server(settings), &["served"]), expected);
+}
+
+#[test]
+fn a_server_is_told_where_its_settings_are() {
+    let image = server("")
+        .file("/srv/own.conf", b"moduledir /usr/lib/other\nload pap\n")
+        .file("/srv/unread.conf", b"1");
+    let found = guessed(&image, &["served", "--config=/srv/own.conf"]);
+    for (path, is_expected) in
+        [("/srv/own.conf", true), ("/usr/lib/other/pap.so", true), ("/srv/unread.conf", false)]
+    {
+        assert_eq!(found.iter().any(|found| found == path), is_expected, "{path}: {found:?}");
+    }
+}
+
+#[test]
+fn constants_of_a_server_name_its_directories() {
+    let texts = b"\0/etc/engine/3.0\0/usr/lib/x86_64-linux-gnu/fire/plugins\0";
+    let image = usual()
+        .program("/usr/sbin/database", &[&program(&["libc.so.6"])[..], texts].concat())
+        .file("/etc/engine/3.0/databases.conf", b"Providers = Remote, Engine13\n")
+        .file("/usr/lib/x86_64-linux-gnu/fire/plugins/libEngine13.so", &shared(&[]))
+        .file("/usr/lib/x86_64-linux-gnu/fire/plugins/libOther.so", &shared(&[]))
+        .file("/usr/lib/x86_64-linux-gnu/libRemote.so", &shared(&[]));
+    let config = config(&["database"]);
+    let by_node = image.guessed(&config);
+    let added =
+        ["/etc/engine/3.0/databases.conf", "/usr/lib/x86_64-linux-gnu/fire/plugins/libEngine13.so"];
+    let by_maker = image.guessed_by_maker(&config);
+    assert_eq!(by_maker, [&by_node[..], &added.map(str::to_owned)].concat());
+}
+
+#[test]
+fn plugins_that_are_scripts_are_followed_as_their_program_is() {
+    let image = usual()
+        .program("/usr/bin/lua5.4", b"")
+        .program("/usr/bin/chat", b"#!/usr/bin/lua5.4\nHOME = '/usr/lib/chat'\nrequire 'start'")
+        .file("/etc/chat/chat.cfg.lua", b"modules_enabled = {\n \"roster\";\n -- \"old\";\n}\n")
+        .file("/usr/lib/chat/modules/mod_roster.lua", b"require 'util.set'\n")
+        .file("/usr/lib/chat/modules/mod_old.lua", b"1")
+        .file("/usr/lib/chat/start.lua", b"1")
+        .file("/usr/lib/chat/util/set.lua", b"1");
+    let found = guessed(&image, &["chat"]);
+    let expected = [
+        "/etc/chat/chat.cfg.lua",
+        "/usr/bin/chat",
+        "/usr/lib/chat/modules/mod_roster.lua",
+        "/usr/lib/chat/start.lua",
+        "/usr/lib/chat/util/set.lua",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn directories_of_data_are_no_settings() {
+    let mut image = server("certificates = /etc/ssl/certs\n");
+    for at in 0..100 {
+        image = image.file(&format!("/etc/ssl/certs/{at}.pem"), b"1");
+    }
+    let found = guessed(&image, &["served"]);
+    assert!(!found.iter().any(|path| path.ends_with(".pem")), "{found:?}");
+}

@@ -109,8 +109,9 @@ pub(super) fn words(settings: &[u8]) -> impl Iterator<Item = &[u8]> {
     const COMMENTS: [&[u8]; 4] = [b"#", b";", b"//", b"--"];
     let lines = settings.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_start);
     let lines = lines.filter(|line| !COMMENTS.iter().any(|comment| line.starts_with(comment)));
-    let is_between = |byte: &u8| byte.is_ascii_whitespace() || b"\"',;:=<>(){}[]".contains(byte);
+    let is_between = |byte: &u8| byte.is_ascii_whitespace() || b"\"',;=<>(){}[]".contains(byte);
     let words = lines.flat_map(move |line| line.split(is_between));
+    let words = words.map(|word| word.strip_suffix(b":").unwrap_or(word));
     words.filter(|word| (1..=LONGEST_WORD).contains(&word.len()))
 }
 

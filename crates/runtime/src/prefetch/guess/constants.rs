@@ -69,7 +69,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 if self.paths.is_spent() {
                     break;
                 }
-                found.extend(imports.python_constant(&mut self.paths, name));
+                found.extend(imports.named(&mut self.paths, name));
             }
             return self.add_imports(&imports, found);
         }

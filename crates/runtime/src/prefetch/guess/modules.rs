@@ -210,6 +210,15 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         }
     }
 
+    /// Adds the modules that a text of settings names, for the interpreters of the start.
+    pub(super) fn follow_named(&mut self, name: &[u8]) {
+        for at in 0..self.interpreters.len() {
+            let imports = self.interpreters[at].clone();
+            let found = imports.named(&mut self.paths, name);
+            self.add_imports(&imports, found);
+        }
+    }
+
     /// Notes the imports of an interpreter that the start runs.
     fn note_imports(&mut self, imports: Imports) -> Arc<Imports> {
         if let Some(known) = self.interpreters.iter().find(|known| ***known == imports) {

@@ -60,8 +60,9 @@ pub(super) struct Settings {
     words: HashSet<Vec<u8>>,
     /// Plug-ins by the words that mean them.
     plugins: HashMap<Vec<u8>, Vec<Found>>,
-    /// Plug-ins that are scripts and were not followed.
+    /// Plug-ins that are scripts, and words that may name modules, which were not followed.
     scripts: Vec<Found>,
+    names: Vec<Vec<u8>>,
     /// Bytes of settings that were read.
     bytes: u64,
 }
@@ -101,11 +102,11 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             let (before, after) = pattern.split_once('*').unwrap_or_default();
             [before.as_bytes(), name, after.as_bytes()].concat()
         };
+        let mut places = self.paths.directories(&[LIBRARIES, b"/", name].concat());
         for place in PLUGINS_OF.map(with_name) {
-            self.settings.unlisted.extend(self.paths.directory(b"/", &place));
+            places.extend(self.paths.directory(b"/", &place));
         }
-        let places = self.paths.directories(&[LIBRARIES, b"/", name].concat());
-        self.settings.unlisted.extend(places);
+        places.into_iter().for_each(|place| self.add_plugins(place));
         for place in SETTINGS_OF.map(with_name) {
             self.add_setting(&place, FILES);
         }
@@ -120,7 +121,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             [b"usr", b"lib" | b"lib64" | b"libexec" | b"share", _, ..] | [b"opt", _, ..]
                 if !self.linker.looks_in(directory) =>
             {
-                self.settings.unlisted.push(directory.to_vec());
+                self.add_plugins(directory.to_vec());
             }
             _ => {}
         }
@@ -161,6 +162,9 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 self.follow_path(&bases, word);
             }
             if self.settings.words.insert(word.to_vec()) {
+                if word.contains(&b'.') || word.contains(&b':') {
+                    self.settings.names.push(word.to_vec());
+                }
                 for plugin in self.settings.plugins.remove(word).unwrap_or_default() {
                     self.add_plugin(plugin);
                 }
@@ -192,6 +196,15 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         }
     }
 
+    /// Adds a directory with plug-ins.
+    fn add_plugins(&mut self, directory: Vec<u8>) {
+        if self.settings.words.is_empty() {
+            self.settings.unlisted.push(directory);
+        } else {
+            self.list_plugins(&directory);
+        }
+    }
+
     /// Compares the plug-ins in a directory with the words that are known.
     fn list_plugins(&mut self, directory: &[u8]) {
         if !self.settings.seen.insert(directory.to_vec()) {
@@ -218,12 +231,16 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         }
     }
 
-    /// Follows plug-ins that are scripts, once it is known where their modules are. Returns whether
-    /// there are any.
+    /// Follows scripts and modules that settings name, once it is known where modules are. Returns
+    /// whether there are any.
     pub(super) fn follow_scripts(&mut self) -> bool {
         let scripts = mem::take(&mut self.settings.scripts);
+        let names = mem::take(&mut self.settings.names);
         scripts.iter().for_each(|script| self.follow_loaded(script));
-        !scripts.is_empty()
+        for name in &names {
+            self.follow_named(name);
+        }
+        !scripts.is_empty() || !names.is_empty()
     }
 }
 

@@ -292,6 +292,25 @@ impl Imports {
         }
     }
 
+    /// The modules that a text names: a setting, or a constant of a compiled module.
+    pub(super) fn named(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        name: &[u8],
+    ) -> Vec<Import> {
+        match self.language {
+            Language::Python if python::is_dotted(name) => self.absolute(paths, name),
+            Language::Lua if name.contains(&b'.') => {
+                self.lua_module(paths, name).into_iter().collect()
+            }
+            Language::Perl if name.contains(&b':') => {
+                let path = text::path_of_perl(name);
+                path.map(|path| self.perl_module(paths, &path)).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// The imports in the words of a command: named modules, and program text.
     pub(super) fn follow_words(
         &self,

@@ -123,7 +123,11 @@ impl Imports {
         lists.map(Import::Data).collect()
     }
 
-    fn absolute(&self, paths: &mut Paths<'_, impl AsRef<[u8]>>, name: &[u8]) -> Vec<Import> {
+    pub(super) fn absolute(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        name: &[u8],
+    ) -> Vec<Import> {
         let found = self.roots.iter().find_map(|root| module_in(paths, root, name));
         found.unwrap_or_default()
     }
@@ -134,15 +138,6 @@ impl Imports {
         let patterns =
             self.roots.iter().filter(is_site).map(|root| [root, &b"/*"[..], SITE].concat());
         patterns.flat_map(|pattern| paths.matching(&pattern)).map(Import::Module).collect()
-    }
-
-    /// The modules that a constant of a compiled one names: `package.module`.
-    pub(in crate::prefetch::guess) fn python_constant(
-        &self,
-        paths: &mut Paths<'_, impl AsRef<[u8]>>,
-        name: &[u8],
-    ) -> Vec<Import> {
-        if is_dotted(name) { self.absolute(paths, name) } else { Vec::new() }
     }
 
     /// The files that `python -m name` runs.
@@ -176,7 +171,7 @@ fn module_of(text: &[u8]) -> Option<&[u8]> {
 }
 
 /// Returns whether a text could name a module in a package.
-fn is_dotted(text: &[u8]) -> bool {
+pub(super) fn is_dotted(text: &[u8]) -> bool {
     text.contains(&b'.') && is_name(text)
 }
 

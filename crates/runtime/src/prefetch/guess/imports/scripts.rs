@@ -103,18 +103,23 @@ impl Imports {
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
         bytes: &[u8],
     ) -> Vec<Import> {
-        let mut found = Vec::new();
-        for name in text::perl(bytes) {
-            let of_root = |root: &Vec<u8>| paths.known(root, &name);
-            found.extend(self.roots.iter().find_map(of_root).map(Import::Module));
-            // `A/B.pm` may have `auto/A/B/B.so`.
-            let stem = name.strip_suffix(b".pm").unwrap_or(&name);
-            let last = stem.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-            let library = [b"auto/", stem, b"/", last, b".so"].concat();
-            let of_root = |root: &Vec<u8>| paths.known(root, &library);
-            found.extend(self.roots.iter().find_map(of_root).map(Import::Library));
-        }
-        found
+        text::perl(bytes).iter().flat_map(|name| self.perl_module(paths, name)).collect()
+    }
+
+    /// A module by its path, and its library: `A/B.pm` may have `auto/A/B/B.so`.
+    pub(super) fn perl_module(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        name: &[u8],
+    ) -> Vec<Import> {
+        let of_root = |root: &Vec<u8>| paths.known(root, name);
+        let module = self.roots.iter().find_map(of_root).map(Import::Module);
+        let stem = name.strip_suffix(b".pm").unwrap_or(name);
+        let last = stem.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        let library = [b"auto/", stem, b"/", last, b".so"].concat();
+        let of_root = |root: &Vec<u8>| paths.known(root, &library);
+        let library = self.roots.iter().find_map(of_root).map(Import::Library);
+        module.into_iter().chain(library).collect()
     }
 
     pub(super) fn follow_php(

@@ -167,7 +167,7 @@ pub(super) fn perl(source: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// `A::B` as `A/B.pm`.
-fn path_of_perl(name: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn path_of_perl(name: &[u8]) -> Option<Vec<u8>> {
     let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"_:".contains(byte);
     if !name.first()?.is_ascii_alphabetic() || !name.iter().all(is_name) {
         return None;

@@ -72,14 +72,19 @@ fn constants_of_a_server_name_its_directories() {
     let texts = b"\0/etc/engine/3.0\0/usr/lib/x86_64-linux-gnu/fire/plugins\0";
     let image = usual()
         .program("/usr/sbin/database", &[&program(&["libc.so.6"])[..], texts].concat())
+        .file("/etc/database.conf", b"Udr = Legacy\n")
         .file("/etc/engine/3.0/databases.conf", b"Providers = Remote, Engine13\n")
+        .file("/usr/lib/x86_64-linux-gnu/fire/plugins/libLegacy.so", &shared(&[]))
         .file("/usr/lib/x86_64-linux-gnu/fire/plugins/libEngine13.so", &shared(&[]))
         .file("/usr/lib/x86_64-linux-gnu/fire/plugins/libOther.so", &shared(&[]))
         .file("/usr/lib/x86_64-linux-gnu/libRemote.so", &shared(&[]));
     let config = config(&["database"]);
     let by_node = image.guessed(&config);
-    let added =
-        ["/etc/engine/3.0/databases.conf", "/usr/lib/x86_64-linux-gnu/fire/plugins/libEngine13.so"];
+    let added = [
+        "/etc/engine/3.0/databases.conf",
+        "/usr/lib/x86_64-linux-gnu/fire/plugins/libLegacy.so",
+        "/usr/lib/x86_64-linux-gnu/fire/plugins/libEngine13.so",
+    ];
     let by_maker = image.guessed_by_maker(&config);
     assert_eq!(by_maker, [&by_node[..], &added.map(str::to_owned)].concat());
 }
@@ -101,6 +106,25 @@ fn plugins_that_are_scripts_are_followed_as_their_program_is() {
         "/usr/lib/chat/modules/mod_roster.lua",
         "/usr/lib/chat/start.lua",
         "/usr/lib/chat/util/set.lua",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn settings_name_modules() {
+    let image = usual()
+        .program("/usr/bin/perl", b"")
+        .program("/usr/bin/judge", b"#!/usr/bin/perl -T\n")
+        .file("/etc/judge/judge.pre", b"loadplugin Judge::Plugin::SPF\n#loadplugin Judge::Old\n")
+        .file("/usr/share/perl5/Judge/Plugin/SPF.pm", b"use Judge::Base;\n")
+        .file("/usr/share/perl5/Judge/Base.pm", b"1;")
+        .file("/usr/share/perl5/Judge/Old.pm", b"1;");
+    let found = guessed(&image, &["judge"]);
+    let expected = [
+        "/etc/judge/judge.pre",
+        "/usr/bin/judge",
+        "/usr/share/perl5/Judge/Base.pm",
+        "/usr/share/perl5/Judge/Plugin/SPF.pm",
     ];
     assert_eq!(found, expected);
 }

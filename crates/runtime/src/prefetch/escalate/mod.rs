@@ -249,6 +249,7 @@ impl Start<'_> {
         for place in &news.missed {
             self.ranking.note_missed(*place);
             if let Some(path) = self.ranking.first_path(*place, &*self.image.bootstrap) {
+                tracing::debug!(path = %path.escape_ascii(), "a start reads what was not foreseen");
                 // The guess may have ended.
                 let _ = self.missed.send(path);
             }

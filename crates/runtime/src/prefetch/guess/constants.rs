@@ -99,8 +99,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             false if name.contains(&b'.') => self.paths.only(name)?,
             true | false => return None,
         };
-        let is_library = found.name().windows(3).any(|part| part == b".so");
-        let may_be_read = !is_library && !found.is_executable && found.size <= NAMED;
+        let may_be_read = !found.is_library() && !found.is_executable && found.size <= NAMED;
         (may_be_read && !self.is_known(&found)).then_some(found)
     }
 }

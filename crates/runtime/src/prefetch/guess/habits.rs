@@ -18,7 +18,7 @@ pub(super) const EVERY_CONTAINER: [&str; 4] =
     ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"];
 
 /// Seen in starts of the images in docs/measurements/prefetch.md.
-const HABITS: [Habit; 19] = [
+const HABITS: [Habit; 20] = [
     Habit { of: &["ld-linux*"], reads: &["/etc/ld.so.cache", "/etc/ld.so.preload"] },
     // The second is read before the first name of a host is looked up.
     Habit { of: &["libc.so*"], reads: &["$DIR/gconv/gconv-modules.cache", "/etc/host.conf"] },
@@ -97,6 +97,8 @@ const HABITS: [Habit; 19] = [
             "$DIR/../conf/net.properties",
         ],
     },
+    // It loads all of them to find out which ways to log in there are.
+    Habit { of: &["libsasl2.so*"], reads: &["$DIR/sasl2/*.so"] },
     Habit { of: &["libhostpolicy.so"], reads: &["/etc/os-release"] },
     Habit {
         of: &["libSystem.Globalization.Native.so", "System.Globalization.Native.so"],

@@ -70,7 +70,8 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 self.module_paths.insert(name, list.clone());
             }
         }
-        for command in script.commands {
+        for mut command in script.commands {
+            self.find_beside(at, &mut command);
             if self.shells[at].is_new(&command) {
                 self.run(&command);
             }
@@ -97,6 +98,22 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         // Many scripts end by running their arguments.
         if self.shells[at].is_new(&words) {
             self.run(&words);
+        }
+    }
+
+    /// Looks for a program beside its script, if the directory before its name is not known: scripts
+    /// find out where they are in many ways.
+    fn find_beside(&mut self, shell: usize, command: &mut [Vec<u8>]) {
+        let Some(name) = command.first_mut().filter(|name| name.starts_with(b"/")) else { return };
+        let path = &self.shells[shell].path;
+        let Some(slash) = path.iter().rposition(|byte| *byte == b'/') else { return };
+        if !self.paths.exists(b"/", name) {
+            let script = &path[..slash];
+            let places = [script.to_vec(), [script, b"/.."].concat()];
+            let mut places = places.iter().map(|place| [&place[..], name].concat());
+            if let Some(found) = places.find(|path| self.paths.exists(b"/", path)) {
+                *name = found;
+            }
         }
     }
 
@@ -197,17 +214,18 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     }
 
     /// Adds what a library or a module that is loaded brings: which imports it belongs to is known
-    /// by the interpreters of the start.
-    pub(super) fn follow_loaded(&mut self, file: &Found) {
+    /// by the interpreters of the start. Returns whether it is one.
+    pub(super) fn follow_loaded(&mut self, file: &Found) -> bool {
         // In some images every file may be executed.
         let is_program = file.is_executable && !file.name().contains(&b'.');
-        if is_program || file.name().windows(3).any(|part| part == b".so") {
-            return self.visit(file.clone(), Role::Library(Asker::default()));
+        if is_program || file.is_library() {
+            self.visit(file.clone(), Role::Library(Asker::default()));
+            return true;
         }
         let of_it = self.interpreters.iter().filter(|imports| imports.is_module(file.name()));
-        if let Some(imports) = of_it.max_by_key(|imports| imports.places()).cloned() {
-            self.visit_module(file.clone(), &imports);
-        }
+        let imports = of_it.max_by_key(|imports| imports.places()).cloned();
+        imports.iter().for_each(|imports| self.visit_module(file.clone(), imports));
+        imports.is_some()
     }
 
     /// Adds the modules that a text of settings names, for the interpreters of the start.

@@ -33,6 +33,9 @@ const NOT_AT_START: [&[u8]; 6] =
 /// to elsewhere: `mods-available`.
 const NOT_ENABLED: &[u8] = b"-available";
 
+/// The end of the names of directories with these links, also to directories.
+const ENABLED: &[u8] = b"-enabled";
+
 /// Names that are looked up or listed for one image: well below a second. Real ones need some
 /// hundred to 17,000.
 const STEPS: u32 = 200_000;
@@ -85,6 +88,11 @@ impl Found {
     /// Its last name.
     pub(super) fn name(&self) -> &[u8] {
         self.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+    }
+
+    /// Returns whether it is a library by its name, as `libz.so.1`.
+    pub(super) fn is_library(&self) -> bool {
+        self.name().ends_with(b".so") || self.name().windows(4).any(|part| part == b".so.")
     }
 
     /// The path of its directory.
@@ -180,6 +188,17 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         paths.iter().filter_map(|path| self.file(b"/", path)).collect()
     }
 
+    /// The regular files in the directory `path` and those below it, with the names that they, or
+    /// links to them, have there.
+    pub(super) fn below(&mut self, path: &[u8]) -> Vec<(Vec<u8>, Found)> {
+        let paths = self.expand(&[path, b"/**/*"].concat());
+        let file = |path: Vec<u8>| {
+            let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_vec();
+            Some((name, self.file(b"/", &path)?))
+        };
+        paths.into_iter().filter_map(file).collect()
+    }
+
     /// The only regular file of the image with this name.
     pub(super) fn only(&mut self, name: &[u8]) -> Option<Found> {
         if self.is_spent() {
@@ -222,7 +241,9 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
             for path in &level {
                 for (name, file_type) in self.entries(path, b"*") {
                     let is_left_out = NOT_AT_START.contains(&name) || name.ends_with(NOT_ENABLED);
-                    if file_type == FileType::Directory && !is_left_out {
+                    let is_directory = file_type == FileType::Directory
+                        || file_type == FileType::Symlink && path.ends_with(ENABLED);
+                    if is_directory && !is_left_out {
                         below.push([path.as_slice(), name].join(&b'/'));
                     }
                 }

@@ -44,8 +44,8 @@ const SETTINGS_OF: [&str; 2] = ["/etc/*.conf", "/etc/*"];
 /// Directories with plug-ins of the program `*`.
 const PLUGINS_OF: [&str; 4] = ["/usr/lib/*", "/usr/lib64/*", "/usr/libexec/*", "/opt/*"];
 
-/// How the names of plug-ins end.
-const PLUGINS_END: [&[u8]; 7] = [b".so", b".lua", b".py", b".pl", b".pm", b".rb", b".js"];
+/// How the names of plug-ins end. `.la` describes the library beside it to those that load it.
+const PLUGINS_END: [&[u8]; 8] = [b".so", b".la", b".lua", b".py", b".pl", b".pm", b".rb", b".js"];
 
 /// The directories of Debian's libraries, which may have others in them.
 const LIBRARIES: &[u8] = b"/usr/lib/*-linux-*";
@@ -131,7 +131,9 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     /// not more than `most`.
     fn add_setting(&mut self, path: &[u8], most: usize) {
         let found = match self.paths.directory(b"/", path) {
-            Some(directory) => self.paths.matching(&[&directory[..], b"/**/*"].concat()),
+            Some(directory) => {
+                self.paths.below(&directory).into_iter().map(|(_, file)| file).collect()
+            }
             None if path.contains(&b'*') => self.paths.matching(path),
             None => self.paths.file(b"/", path).into_iter().collect(),
         };
@@ -147,6 +149,13 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 self.settings.bytes = bytes;
                 self.visit(file, Role::Configuration);
             }
+        }
+    }
+
+    /// Adds a file that the start has read and that nothing names, if it may be settings.
+    pub(super) fn add_missed_settings(&mut self, file: &Found) {
+        if !self.settings.words.is_empty() {
+            self.add_setting(&file.path, 1);
         }
     }
 
@@ -186,7 +195,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 return self.add_named_directory(&directory);
             }
             match self.paths.file(b"/", path) {
-                Some(file) if file.name().ends_with(b".so") => {
+                Some(file) if file.is_library() => {
                     return self.visit(file, Role::Library(Asker::default()));
                 }
                 Some(_) => return self.add_setting(path, 1),
@@ -210,8 +219,8 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         if !self.settings.seen.insert(directory.to_vec()) {
             return;
         }
-        for file in self.paths.matching(&[directory, b"/**/*"].concat()) {
-            let names = words_for(file.name());
+        for (name, file) in self.paths.below(directory) {
+            let names = words_for(&name);
             if names.iter().any(|name| self.settings.words.contains(name)) {
                 self.add_plugin(file);
             } else if self.settings.plugins.len() < PLUGINS {
@@ -223,12 +232,11 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     }
 
     fn add_plugin(&mut self, file: Found) {
-        if file.name().ends_with(b".so") {
-            self.visit(file, Role::Library(Asker::default()));
-        } else {
-            self.want(&file);
-            self.settings.scripts.push(file);
+        if file.is_library() {
+            return self.visit(file, Role::Library(Asker::default()));
         }
+        self.want(&file);
+        self.settings.scripts.push(file);
     }
 
     /// Follows scripts and modules that settings name, once it is known where modules are. Returns
@@ -236,7 +244,9 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     pub(super) fn follow_scripts(&mut self) -> bool {
         let scripts = mem::take(&mut self.settings.scripts);
         let names = mem::take(&mut self.settings.names);
-        scripts.iter().for_each(|script| self.follow_loaded(script));
+        for script in &scripts {
+            self.follow_loaded(script);
+        }
         for name in &names {
             self.follow_named(name);
         }

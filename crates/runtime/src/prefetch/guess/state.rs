@@ -407,6 +407,9 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
                 applications.extend(self.paths.directory(&directory, &value[..end]));
                 applications.push(script.directory().to_vec());
                 applications.dedup();
+                // `-jar /opt/app/bin/start.jar`
+                let bin = applications.iter().filter_map(|path| path.strip_suffix(b"/bin"));
+                told.extend(bin.map(<[u8]>::to_vec));
             }
         }
         // Servers load the application that is in the directory in which they start.
@@ -418,7 +421,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         applications.extend(told);
         for patterns in applications.iter().flat_map(|path| with_script(&file, path)) {
             for found in self.first_of(&patterns) {
-                if found.name().ends_with(b".so") {
+                if found.is_library() {
                     self.visit(found, Role::Library(Asker::default()));
                 } else if found.name().ends_with(b".jar") {
                     let java = Arc::new(Imports::within(Language::Java, found.directory()));
@@ -445,7 +448,9 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
     /// The start has opened a file that nothing named: a plug-in, perhaps, or a module.
     pub(super) fn open(&mut self, path: &[u8]) {
         let Some(file) = self.paths.file(b"/", path) else { return };
-        self.follow_loaded(&file);
+        if !self.follow_loaded(&file) {
+            self.add_missed_settings(&file);
+        }
     }
 
     /// Adds a program or library, with the files that go with it.
@@ -483,7 +488,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
     fn add_habits(&mut self, file: &Found, asker: &Asker, new: &mut VecDeque<(Found, Role)>) {
         for patterns in habits(file) {
             for found in self.first_of(&patterns) {
-                if found.is_executable || found.name().ends_with(b".so") {
+                if found.is_executable || found.is_library() {
                     new.push_back((found, Role::Library(asker.clone())));
                 } else if habits::names_modules(&found) {
                     new.push_back((found, Role::Configuration));

@@ -372,7 +372,7 @@ pub(super) fn is_interpreter(program: &[u8]) -> bool {
 fn import(file: Found) -> Import {
     const MODULES: [&[u8]; 9] =
         [b".js", b".mjs", b".cjs", b".rb", b".pm", b".php", b".inc", b".lua", b"package.json"];
-    if file.name().ends_with(b".so") || file.name().ends_with(b".node") {
+    if file.is_library() || file.name().ends_with(b".node") {
         Import::Library(file)
     } else if MODULES.iter().any(|ending| file.name().ends_with(ending)) {
         Import::Module(file)

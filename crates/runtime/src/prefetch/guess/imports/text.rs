@@ -180,7 +180,8 @@ pub(super) fn path_of_perl(name: &[u8]) -> Option<Vec<u8>> {
 pub(super) fn lua(source: &[u8]) -> Vec<Vec<u8>> {
     quoted(source, |before, _| {
         let before = before.strip_suffix(b"(").or(before.strip_suffix(b",")).unwrap_or(before);
-        before.trim_ascii_end().ends_with(b"require")
+        // Prosody's modules have a function of their own that may fail.
+        [&b"require"[..], b"softreq"].iter().any(|word| before.trim_ascii_end().ends_with(word))
     })
 }
 

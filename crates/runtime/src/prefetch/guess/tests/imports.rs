@@ -354,6 +354,9 @@ fn shell_scripts_lead_to_java_and_its_class_path() {
         "/opt/server/lib/d.jar",
     ];
     assert_eq!(found, expected);
+    let image = image.file("/opt/broker/bin/run.jar", b"PK").file("/opt/broker/lib/f.jar", b"PK");
+    let found = guessed(&image, &["/opt/jre/bin/java", "-jar", "/opt/broker/bin/run.jar"], "");
+    assert_eq!(found, ["/opt/broker/bin/run.jar", "/opt/broker/lib/f.jar", "/opt/jre/bin/java"]);
     let command = ["/opt/jre/bin/java", "-Dapp.home=/opt/server", "-jar", "/opt/run/start.jar"];
     let expected = ["/opt/run/lib/e.jar", "/opt/run/start.jar", "/opt/server/lib/d.jar"];
     assert_eq!(guessed(&image, &command, "/opt/jre/bin/java"), expected);
@@ -675,14 +678,15 @@ fn lua_brings_what_its_modules_require() {
         .file("/opt/app/util/log.lua", b"require 'util.text'")
         .file("/opt/app/util/text.lua", b"-- nothing")
         .file("/opt/app/util/unused.lua", b"-- nothing")
-        .file("/usr/lib/x86_64-linux-gnu/lua/5.4/fast.so", &shared(&["libc.so.6"]))
+        .file("/usr/lib/x86_64-linux-gnu/liblua-fast.so.0.1", &shared(&["libc.so.6"]))
+        .link("/usr/lib/x86_64-linux-gnu/lua/5.4/fast.so", "../../liblua-fast.so.0.1")
         .file("/usr/lib/x86_64-linux-gnu/lua/5.3/fast.so", &shared(&["libc.so.6"]))
         .file("/usr/share/lua/5.4/set/init.lua", b"-- nothing");
     let expected = [
         "/opt/app/util/log.lua",
         "/opt/app/util/text.lua",
         LIBC,
-        "/usr/lib/x86_64-linux-gnu/lua/5.4/fast.so",
+        "/usr/lib/x86_64-linux-gnu/liblua-fast.so.0.1",
         "/usr/share/lua/5.4/set/init.lua",
     ];
     let mut found = guessed(&image, &["app"], "/usr/bin/app");

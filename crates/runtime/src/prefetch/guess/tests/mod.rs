@@ -110,6 +110,20 @@ fn libraries_are_looked_for_as_the_linker_does() {
 }
 
 #[test]
+fn a_program_beside_its_script_is_found_without_the_directory() {
+    let script = b"#!/bin/sh\nhere=$(ls -l \"$0\" | sed 's/.* //')\nexec \"$here/main\" \"$@\"\n";
+    let image = usual()
+        .program("/usr/bin/sh", b"")
+        .program("/usr/lib/office/program/office", script)
+        .link("/usr/bin/office", "../lib/office/program/office")
+        .program("/usr/lib/office/program/main", &program(&[]))
+        .program("/usr/lib/office/main", &program(&[]));
+    let guessed = image.guessed(&json!({ "config": { "Cmd": ["office"] } }));
+    let expected = ["/usr/lib/office/program/office", "/usr/lib/office/program/main", LINKER];
+    assert_eq!(guessed, expected);
+}
+
+#[test]
 fn scripts_bring_interpreters_and_what_they_run() {
     let script =
         b"#!/bin/sh -e\n[ \"$1\" ] || exit 1\nif setup --all; then\n  exec server \"$@\"\nfi\n";

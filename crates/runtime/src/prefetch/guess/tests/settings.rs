@@ -15,15 +15,19 @@ fn server(settings: &str) -> Image {
         .file("/etc/serve/serve.conf", settings.as_bytes())
         .file("/etc/serve/mods-available/pap", b"pap {\n}\n")
         .file("/etc/serve/mods-available/ldap", b"ldap {\n}\n")
+        .file("/etc/serve/sites-available/main/site", b"1")
+        .link("/etc/serve/sites-enabled/main", "../sites-available/main")
         .link("/etc/serve/mods-enabled/pap", "../mods-available/pap")
         .file("/usr/share/serve/dictionary", b"$INCLUDE dictionary.rfc\n# dictionary.old\n")
-        .file("/usr/share/serve/dictionary.rfc", b"")
+        .file("/usr/share/serve/dictionary.rfc", b"1")
         .file("/usr/share/serve/dictionary.rfc.1", b"1")
         .file("/usr/share/serve/dictionary.old", b"1")
         .file("/usr/lib/serve/rlm_pap.so", &shared(&["libc.so.6", "libpap.so"]))
         .file("/usr/lib/x86_64-linux-gnu/libpap.so", &shared(&[]))
         .file("/usr/lib/serve/rlm_ldap.so", &shared(&[]))
-        .file("/usr/lib/serve/libEngine.so", &shared(&[]))
+        .file("/usr/lib/serve/libEngine-2.so.1", &shared(&[]))
+        .link("/usr/lib/serve/libEngine.so", "libEngine-2.so.1")
+        .file("/usr/lib/serve/libEngine.la", b"1")
         .file("/usr/lib/other/pap.so", &shared(&[]))
 }
 
@@ -45,10 +49,13 @@ fn settings_bring_the_plugins_and_the_files_that_they_name() {
     let expected = [
         "/etc/serve/mods-available/pap",
         "/etc/serve/serve.conf",
-        "/usr/lib/serve/libEngine.so",
+        "/etc/serve/sites-available/main/site",
+        "/usr/lib/serve/libEngine-2.so.1",
+        "/usr/lib/serve/libEngine.la",
         "/usr/lib/serve/rlm_pap.so",
         "/usr/lib/x86_64-linux-gnu/libpap.so",
         "/usr/share/serve/dictionary",
+        "/usr/share/serve/dictionary.rfc",
         "/usr/share/serve/dictionary.rfc.1",
     ];
     assert_eq!(guessed(&server(settings), &["served"]), expected);
@@ -127,6 +134,15 @@ fn settings_name_modules() {
         "/usr/share/perl5/Judge/Plugin/SPF.pm",
     ];
     assert_eq!(found, expected);
+}
+
+#[test]
+fn settings_that_nothing_named_are_followed_when_they_are_missed() {
+    let image = server("");
+    let before = image.guessed(&config(&["served"]));
+    let after = image.guessed_after(&config(&["served"]), &["/usr/share/serve/dictionary"]);
+    let added = ["/usr/share/serve/dictionary", "/usr/share/serve/dictionary.rfc"];
+    assert_eq!(after[before.len()..], added);
 }
 
 #[test]

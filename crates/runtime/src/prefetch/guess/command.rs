@@ -66,8 +66,11 @@ pub(super) fn shebang(script: &[u8]) -> Option<Vec<Vec<u8>>> {
 /// Programs that read commands.
 const SHELLS: [&str; 6] = ["sh", "bash", "dash", "ash", "ksh", "zsh"];
 
+/// Programs that give a shell the text after `-c`.
+const OF_USERS: [&str; 2] = ["su", "runuser"];
+
 /// Programs that run the program that is named by their arguments.
-const WRAPPERS: [&str; 13] = [
+const WRAPPERS: [&str; 14] = [
     "catatonit",
     "chpst",
     "docker-init",
@@ -76,6 +79,7 @@ const WRAPPERS: [&str; 13] = [
     "gosu",
     "nice",
     "nohup",
+    "runuser",
     "setpriv",
     "setsid",
     "su-exec",
@@ -86,6 +90,11 @@ const WRAPPERS: [&str; 13] = [
 /// Returns whether the program of this name or path is a shell.
 pub(super) fn is_shell(program: &[u8]) -> bool {
     is_one_of(&SHELLS, program)
+}
+
+/// Returns whether the program of this name or path runs a script that an option gives it.
+pub(super) fn takes_text(program: &[u8]) -> bool {
+    is_shell(program) || is_one_of(&OF_USERS, program)
 }
 
 /// Returns whether a shell takes the next word as its script: `-c`, perhaps combined with other

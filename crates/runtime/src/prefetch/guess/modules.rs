@@ -102,17 +102,26 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     }
 
     /// Looks for a program beside its script, if the directory before its name is not known: scripts
-    /// find out where they are in many ways.
-    fn find_beside(&mut self, shell: usize, command: &mut [Vec<u8>]) {
-        let Some(name) = command.first_mut().filter(|name| name.starts_with(b"/")) else { return };
+    /// find out where they are in many ways. What comes before it then stands for cases that do not
+    /// occur, such as a debugger.
+    fn find_beside(&mut self, shell: usize, command: &mut Vec<Vec<u8>>) {
         let path = &self.shells[shell].path;
         let Some(slash) = path.iter().rposition(|byte| *byte == b'/') else { return };
-        if !self.paths.exists(b"/", name) {
-            let script = &path[..slash];
-            let places = [script.to_vec(), [script, b"/.."].concat()];
-            let mut places = places.iter().map(|place| [&place[..], name].concat());
-            if let Some(found) = places.find(|path| self.paths.exists(b"/", path)) {
-                *name = found;
+        let script = path[..slash].to_vec();
+        if command.first().is_none_or(|name| self.program(name).is_some()) {
+            return;
+        }
+        for at in 0..command.len() {
+            let word = &command[at];
+            if !word.starts_with(b"/") || self.paths.exists(b"/", word) {
+                continue;
+            }
+            let places = [script.clone(), [&script[..], b"/.."].concat()];
+            let mut places = places.iter().map(|place| [place, &word[..]].concat());
+            if let Some(found) = places.find(|path| self.program(path).is_some()) {
+                command[at] = found;
+                command.drain(..at);
+                return;
             }
         }
     }

@@ -38,17 +38,36 @@ const PLUGINS: usize = 1 << 14;
 /// The shortest name of a program, and the shortest word that means a plug-in.
 const SHORTEST: usize = 2;
 
-/// The settings of the program `*`.
-const SETTINGS_OF: [&str; 2] = ["/etc/*.conf", "/etc/*"];
+/// The settings of the program `$NAME`.
+const SETTINGS_OF: [&str; 2] = ["/etc/$NAME.conf", "/etc/$NAME"];
 
-/// Directories with plug-ins of the program `*`.
-const PLUGINS_OF: [&str; 4] = ["/usr/lib/*", "/usr/lib64/*", "/usr/libexec/*", "/opt/*"];
+/// Its settings in the directory in which it starts.
+const SETTINGS_HERE: [&str; 8] = [
+    "$NAME.config.*",
+    ".$NAMErc*",
+    "$NAME.conf",
+    "$NAME.ini",
+    "$NAME.json",
+    "$NAME.toml",
+    "$NAME.yaml",
+    "$NAME.yml",
+];
+
+/// Its data, and how many bytes of it are read at most.
+const DATA_OF: &str = "/usr/share/$NAME/*";
+const DATA: u64 = 2 << 20;
 
 /// How the names of plug-ins end. `.la` describes the library beside it to those that load it.
 const PLUGINS_END: [&[u8]; 8] = [b".so", b".la", b".lua", b".py", b".pl", b".pm", b".rb", b".js"];
 
-/// The directories of Debian's libraries, which may have others in them.
-const LIBRARIES: &[u8] = b"/usr/lib/*-linux-*";
+/// Directories with its plug-ins.
+const PLUGINS_OF: [&str; 5] = [
+    "/usr/lib/$NAME",
+    "/usr/lib/*-linux-*/$NAME",
+    "/usr/lib64/$NAME",
+    "/usr/libexec/$NAME",
+    "/opt/$NAME",
+];
 
 /// What the settings of one image are known to say.
 #[derive(Debug, Default)]
@@ -98,17 +117,26 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         if !is_name || !self.settings.seen.insert(name.to_vec()) {
             return;
         }
-        let with_name = |pattern: &str| {
-            let (before, after) = pattern.split_once('*').unwrap_or_default();
-            [before.as_bytes(), name, after.as_bytes()].concat()
+        let fill = |pattern: &str| {
+            let parts = pattern.split("$NAME").map(str::as_bytes).collect::<Vec<_>>();
+            parts.join(name)
         };
-        let mut places = self.paths.directories(&[LIBRARIES, b"/", name].concat());
-        for place in PLUGINS_OF.map(with_name) {
-            places.extend(self.paths.directory(b"/", &place));
+        let places = PLUGINS_OF.map(|place| self.paths.directories(&fill(place)));
+        places.into_iter().flatten().for_each(|place| self.add_plugins(place));
+        for place in SETTINGS_OF {
+            self.add_setting(&fill(place), FILES);
         }
-        places.into_iter().for_each(|place| self.add_plugins(place));
-        for place in SETTINGS_OF.map(with_name) {
-            self.add_setting(&place, FILES);
+        for pattern in SETTINGS_HERE {
+            let pattern = [&self.process.directory, &b"/"[..], &fill(pattern)].concat();
+            for file in self.paths.matching(&pattern) {
+                self.add_setting(&file.path, 1);
+                self.settings.scripts.push(file);
+            }
+        }
+        let data = self.paths.matching(&fill(DATA_OF));
+        let bytes: u64 = data.iter().map(|file| file.size).sum();
+        if data.len() <= FILES && bytes <= DATA {
+            data.iter().for_each(|file| self.want(file));
         }
     }
 

@@ -362,6 +362,14 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         let Some(file) = self.program(name) else { return };
         self.visit(file.clone(), Role::Program(words.to_vec()));
         self.add_settings(&file, words);
+        let directory = self.process.directory.clone();
+        let is_shell = command::is_shell(name);
+        if command::takes_text(name)
+            && let Some(at) = rest.iter().position(|word| command::is_text_option(word))
+        {
+            let text = rest.get(at + 1).cloned().unwrap_or_default();
+            return self.follow_script(name, &text, rest.get(at + 2..).unwrap_or_default());
+        }
         if command::is_wrapper(name)
             && wrappers > 0
             && let Some(at) = rest.iter().position(|word| self.program(word).is_some())
@@ -374,12 +382,6 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             && wrappers > 0
         {
             self.run_within(&[&[[name, &b"-"[..], verb].concat()], rest].concat(), wrappers - 1);
-        }
-        let directory = self.process.directory.clone();
-        let is_shell = command::is_shell(name);
-        if is_shell && let Some(at) = rest.iter().position(|word| command::is_text_option(word)) {
-            let text = rest.get(at + 1).cloned().unwrap_or_default();
-            return self.follow_script(name, &text, rest.get(at + 2..).unwrap_or_default());
         }
         if let Some(launched) = command::launched(name)
             && wrappers > 0
@@ -434,7 +436,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
     }
 
     /// The program that `name` means.
-    fn program(&mut self, name: &[u8]) -> Option<Found> {
+    pub(super) fn program(&mut self, name: &[u8]) -> Option<Found> {
         if name.contains(&b'/') {
             let found = self.paths.file(&self.process.directory, name);
             return found.filter(|file| file.is_executable);

@@ -27,9 +27,9 @@ fn the_maker_finds_files_that_programs_name() {
         .program("/usr/bin/tool", &with(&program(&["libz.so", "libc.so.6"]), &texts))
         .program("/usr/bin/other", &program(&[]))
         .file("/etc/tools/a.conf", b"settings")
-        .file("/usr/share/tool/plugins.list", b"one")
+        .file("/usr/share/tools/plugins.list", b"one")
         .file("/usr/lib/x86_64-linux-gnu/libz.so", &with(&shared(&[]), &["messages.msg"]))
-        .file("/usr/share/tool/messages.msg", b"text")
+        .file("/usr/share/tools/messages.msg", b"text")
         .file("/usr/lib/x86_64-linux-gnu/libseldom.so.1", &shared(&[]))
         .file("/usr/share/a/twice.txt", b"1")
         .file("/usr/share/b/twice.txt", b"2")
@@ -37,7 +37,7 @@ fn the_maker_finds_files_that_programs_name() {
     let by_node = image.guessed(&config);
     let by_maker = image.guessed_by_maker(&config);
     let added =
-        ["/etc/tools/a.conf", "/usr/share/tool/plugins.list", "/usr/share/tool/messages.msg"];
+        ["/etc/tools/a.conf", "/usr/share/tools/plugins.list", "/usr/share/tools/messages.msg"];
     assert_eq!(by_maker, [&by_node[..], &added.map(str::to_owned)].concat());
 }
 

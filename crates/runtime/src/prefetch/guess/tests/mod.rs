@@ -110,8 +110,24 @@ fn libraries_are_looked_for_as_the_linker_does() {
 }
 
 #[test]
+fn what_runs_as_another_user_is_followed() {
+    let script = b"#!/bin/sh\nsu -s /bin/sh -c \"first --all\" - user\nrunuser -u user second\n";
+    let image = usual()
+        .program("/usr/bin/sh", b"")
+        .program("/usr/bin/su", &program(&[]))
+        .program("/usr/bin/runuser", &program(&[]))
+        .program("/usr/bin/first", &program(&[]))
+        .program("/usr/bin/second", &program(&[]))
+        .program("/usr/bin/start", script);
+    let guessed = image.guessed(&json!({ "config": { "Cmd": ["start"] } }));
+    for expected in ["/usr/bin/first", "/usr/bin/second"] {
+        assert!(guessed.iter().any(|path| path == expected), "{expected}: {guessed:?}");
+    }
+}
+
+#[test]
 fn a_program_beside_its_script_is_found_without_the_directory() {
-    let script = b"#!/bin/sh\nhere=$(ls -l \"$0\" | sed 's/.* //')\nexec \"$here/main\" \"$@\"\n";
+    let script = b"#!/bin/sh\nif false; then GDB='gdb --args'; fi\nhere=$(ls -l \"$0\" | sed 's/.* //')\nexec $GDB \"$here/main\" \"$@\"\n";
     let image = usual()
         .program("/usr/bin/sh", b"")
         .program("/usr/lib/office/program/office", script)

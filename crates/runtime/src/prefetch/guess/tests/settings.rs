@@ -18,10 +18,10 @@ fn server(settings: &str) -> Image {
         .file("/etc/serve/sites-available/main/site", b"1")
         .link("/etc/serve/sites-enabled/main", "../sites-available/main")
         .link("/etc/serve/mods-enabled/pap", "../mods-available/pap")
-        .file("/usr/share/serve/dictionary", b"$INCLUDE dictionary.rfc\n# dictionary.old\n")
-        .file("/usr/share/serve/dictionary.rfc", b"1")
-        .file("/usr/share/serve/dictionary.rfc.1", b"1")
-        .file("/usr/share/serve/dictionary.old", b"1")
+        .file("/var/lib/serve/dictionary", b"$INCLUDE dictionary.rfc\n# dictionary.old\n")
+        .file("/var/lib/serve/dictionary.rfc", b"1")
+        .file("/var/lib/serve/dictionary.rfc.1", b"1")
+        .file("/var/lib/serve/dictionary.old", b"1")
         .file("/usr/lib/serve/rlm_pap.so", &shared(&["libc.so.6", "libpap.so"]))
         .file("/usr/lib/x86_64-linux-gnu/libpap.so", &shared(&[]))
         .file("/usr/lib/serve/rlm_ldap.so", &shared(&[]))
@@ -44,8 +44,8 @@ fn guessed(image: &Image, command: &[&str]) -> Vec<String> {
 
 #[test]
 fn settings_bring_the_plugins_and_the_files_that_they_name() {
-    let settings = "engine = Engine\n; ldap\ninclude /usr/share/serve/dictionary.*.1\n\
-        include /usr/share/serve/dictionary\n";
+    let settings = "engine = Engine\n; ldap\ninclude /var/lib/serve/dictionary.*.1\n\
+        include /var/lib/serve/dictionary\n";
     let expected = [
         "/etc/serve/mods-available/pap",
         "/etc/serve/serve.conf",
@@ -54,9 +54,9 @@ fn settings_bring_the_plugins_and_the_files_that_they_name() {
         "/usr/lib/serve/libEngine.la",
         "/usr/lib/serve/rlm_pap.so",
         "/usr/lib/x86_64-linux-gnu/libpap.so",
-        "/usr/share/serve/dictionary",
-        "/usr/share/serve/dictionary.rfc",
-        "/usr/share/serve/dictionary.rfc.1",
+        "/var/lib/serve/dictionary",
+        "/var/lib/serve/dictionary.rfc",
+        "/var/lib/serve/dictionary.rfc.1",
     ];
     assert_eq!(guessed(&server(settings), &["served"]), expected);
 }
@@ -137,11 +137,36 @@ fn settings_name_modules() {
 }
 
 #[test]
+fn a_program_has_settings_where_it_starts_and_data_by_its_name() {
+    let image = usual()
+        .program("/usr/bin/node", b"")
+        .program("/app/node_modules/.bin/lint", b"#!/usr/bin/env node\n")
+        .program("/usr/bin/env", b"")
+        .file("/app/lint.config.mjs", b"import rules from './rules.mjs'\n")
+        .file("/app/rules.mjs", b"1")
+        .file("/app/.lintrc.json", b"1")
+        .file("/app/other.config.mjs", b"1")
+        .file("/usr/share/lint/words", b"1")
+        .file("/usr/share/lint/examples/more", b"1");
+    let config = json!({ "config": {
+        "Cmd": ["lint", "."], "Env": ["PATH=/app/node_modules/.bin:/usr/bin"], "WorkingDir": "/app",
+    }});
+    let expected = [
+        "/app/.lintrc.json",
+        "/app/lint.config.mjs",
+        "/app/node_modules/.bin/lint",
+        "/app/rules.mjs",
+        "/usr/share/lint/words",
+    ];
+    assert_eq!(sorted(image.guessed(&config)), expected);
+}
+
+#[test]
 fn settings_that_nothing_named_are_followed_when_they_are_missed() {
     let image = server("");
     let before = image.guessed(&config(&["served"]));
-    let after = image.guessed_after(&config(&["served"]), &["/usr/share/serve/dictionary"]);
-    let added = ["/usr/share/serve/dictionary", "/usr/share/serve/dictionary.rfc"];
+    let after = image.guessed_after(&config(&["served"]), &["/var/lib/serve/dictionary"]);
+    let added = ["/var/lib/serve/dictionary", "/var/lib/serve/dictionary.rfc"];
     assert_eq!(after[before.len()..], added);
 }
 

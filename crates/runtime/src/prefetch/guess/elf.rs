@@ -48,6 +48,8 @@ pub(super) struct Elf {
     pub(super) runpath: Option<Vec<u8>>,
     /// Its processor, as `e_machine` has it.
     pub(super) machine: u16,
+    /// Bytes of code.
+    pub(super) code: u64,
     /// The parts of the file that are code or are written to.
     pub(super) code_and_data: Vec<Range<u64>>,
 }
@@ -133,6 +135,8 @@ fn parse<H: FileHeader<Endian = Endianness>>(file: &Parts) -> Option<Elf> {
             && segment.p_flags(endian).0 & (elf::PF_X.0 | elf::PF_W.0) != 0
         {
             let (start, len) = segment.file_range(endian);
+            let is_code = segment.p_flags(endian).0 & elf::PF_X.0 != 0;
+            elf.code = elf.code.saturating_add(if is_code { len } else { 0 });
             elf.code_and_data.push(start..start.saturating_add(len));
         }
     }

@@ -18,7 +18,7 @@ pub(super) const EVERY_CONTAINER: [&str; 4] =
     ["/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"];
 
 /// Seen in starts of the images in docs/measurements/prefetch.md.
-const HABITS: [Habit; 20] = [
+const HABITS: [Habit; 21] = [
     Habit { of: &["ld-linux*"], reads: &["/etc/ld.so.cache", "/etc/ld.so.preload"] },
     // The second is read before the first name of a host is looked up.
     Habit { of: &["libc.so*"], reads: &["$DIR/gconv/gconv-modules.cache", "/etc/host.conf"] },
@@ -96,6 +96,10 @@ const HABITS: [Habit; 20] = [
             "$DIR/../conf/security/java.security",
             "$DIR/../conf/net.properties",
         ],
+    },
+    Habit {
+        of: &["libfontconfig.so*"],
+        reads: &["/etc/fonts/fonts.conf", "/etc/fonts/conf.d/*.conf"],
     },
     // It loads all of them to find out which ways to log in there are.
     Habit { of: &["libsasl2.so*"], reads: &["$DIR/sasl2/*.so"] },

@@ -90,18 +90,27 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     /// Adds the settings of a program that was run by `words`, its own name first.
     pub(super) fn add_settings(&mut self, program: &Found, words: &[Vec<u8>]) {
         let Some((name, arguments)) = words.split_first() else { return };
-        let name = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-        if !may_have_settings(name) || !may_have_settings(program.name()) {
+        let last = |path: &[u8]| path.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec);
+        let current = self.process.directory.clone();
+        if imports::is_interpreter(program.name()) {
+            // `node lint.js` is run as `lint` elsewhere.
+            let mut files = arguments.iter().filter(|word| !word.starts_with(b"-"));
+            let script = files.find_map(|word| Some((word, self.paths.file(&current, word)?)));
+            let name = script.and_then(|(word, _)| last(word)).unwrap_or_default();
+            let stem = name.split(|byte| *byte == b'.').next().unwrap_or_default();
+            return self.add_settings_of(stem);
+        }
+        let name = last(name).unwrap_or_default();
+        if !may_have_settings(&name) {
             return;
         }
-        for name in [name, program.name()] {
+        for name in [&name, program.name()] {
             // `sshd` has its settings in /etc/ssh.
             let shorter = [&b"d"[..], b"ctl", b"-server"].map(|end| name.strip_suffix(end));
             for name in [Some(name)].into_iter().chain(shorter).flatten() {
                 self.add_settings_of(name);
             }
         }
-        let current = self.process.directory.clone();
         for argument in arguments {
             let path = argument.rsplit(|byte| *byte == b'=').next().unwrap_or_default();
             if let Some(directory) = self.paths.directory(&current, path) {

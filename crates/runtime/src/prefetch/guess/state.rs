@@ -42,6 +42,10 @@ const WHOLE: u64 = 16 << 20;
 /// more, 40 % to 78 % were read in scattered places, and each missing part costs a round trip.
 const BIG: u64 = 64 << 20;
 
+/// How many bytes such a library has at most for each of code: of one that only holds data, as
+/// libicudata.so does, a tenth to a half was read.
+const DATA_PER_CODE: u64 = 64;
+
 /// Bytes at the beginning of a bigger file that are always read.
 pub(super) const HEAD: u64 = 1 << 20;
 
@@ -564,7 +568,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             }
         }
         between.push(from..end);
-        if file.size <= BIG {
+        if file.size <= BIG && elf.code >= file.size / DATA_PER_CODE {
             let pieces = between.into_iter().map(|range| Piece { file: file.nid, range });
             self.doubtful.extend(pieces);
         }

@@ -116,10 +116,14 @@ impl Imports {
         let module = self.roots.iter().find_map(of_root).map(Import::Module);
         let stem = name.strip_suffix(b".pm").unwrap_or(name);
         let last = stem.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-        let library = [b"auto/", stem, b"/", last, b".so"].concat();
-        let of_root = |root: &Vec<u8>| paths.known(root, &library);
-        let library = self.roots.iter().find_map(of_root).map(Import::Library);
-        module.into_iter().chain(library).collect()
+        let mut with = |name: &[u8]| {
+            let name = [b"auto/", stem, b"/", name].concat();
+            self.roots.iter().find_map(|root| paths.known(root, &name))
+        };
+        let library = with(&[last, b".so"].concat()).map(Import::Library);
+        // What is in it is loaded when it is called.
+        let split = with(b"autosplit.ix").map(Import::Data);
+        module.into_iter().chain(library).chain(split).collect()
     }
 
     pub(super) fn follow_php(

@@ -155,6 +155,8 @@ pub(super) fn perl(source: &[u8]) -> Vec<Vec<u8>> {
         let mut words = line.split(split).filter(|word| !word.is_empty());
         match words.next() {
             Some(b"use" | b"require") => {}
+            // `eval { require A::B; 1 } or …`
+            Some(_) if words.any(|word| word == b"require") => {}
             _ => continue,
         }
         let Some(first) = words.next() else { continue };
@@ -281,10 +283,11 @@ mod tests {
         );
         assert_eq!(texts(classes), ["a/C.php", "E.php", "F/G.php", "H.php"]);
         let perl = perl(
-            b"use strict;\nuse parent qw(A::B);\nuse Mojo::Base 'C';\nrequire D;\nuse 5.10;\n__END__\nuse E;",
+            b"use strict;\nuse parent qw(A::B);\nuse Mojo::Base 'C';\nrequire D;\neval { require F::G };\nuse 5.10;\n__END__\nuse E;",
         );
-        let expected = ["strict.pm", "parent.pm", "A/B.pm", "Mojo/Base.pm", "C.pm", "D.pm"];
-        assert_eq!(texts(perl), [&expected[..]].concat());
+        let expected =
+            ["strict.pm", "parent.pm", "A/B.pm", "Mojo/Base.pm", "C.pm", "D.pm", "F/G.pm"];
+        assert_eq!(texts(perl), expected);
         let r = r(b"library(ggplot2); suppressMessages(require(\"dplyr\"))");
         assert_eq!(texts(r), ["ggplot2", "dplyr"]);
         let needs = r_needs(

@@ -325,6 +325,19 @@ fn the_environment_names_a_locale() {
 }
 
 #[test]
+fn of_big_libraries_without_code_both_ends_are_guessed() {
+    const MIB: u64 = 1 << 20;
+    let mut data = Forged { code: Some(MIB..MIB + 4096), ..Forged::default() }.bytes();
+    data.resize(18 << 20, 0);
+    let image =
+        usual().program("/usr/bin/a", &program(&["libdata.so"])).file("/usr/lib/libdata.so", &data);
+    let pieces = image.pieces(&json!({ "config": { "Cmd": ["a"] } }));
+    let of_data = pieces.iter().filter(|(path, _)| path == "/usr/lib/libdata.so");
+    let of_data: Vec<_> = of_data.map(|(_, range)| range.clone()).collect();
+    assert_eq!(of_data, [0..MIB, 16 * MIB..18 * MIB, MIB..MIB + 4096]);
+}
+
+#[test]
 fn constants_of_big_libraries_come_last() {
     const MIB: u64 = 1 << 20;
     let mut big = Forged { code: Some(4 * MIB..6 * MIB), ..Forged::default() }.bytes();

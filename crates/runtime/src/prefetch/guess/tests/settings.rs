@@ -148,9 +148,6 @@ fn a_program_has_settings_where_it_starts_and_data_by_its_name() {
         .file("/app/other.config.mjs", b"1")
         .file("/usr/share/lint/words", b"1")
         .file("/usr/share/lint/examples/more", b"1");
-    let config = json!({ "config": {
-        "Cmd": ["lint", "."], "Env": ["PATH=/app/node_modules/.bin:/usr/bin"], "WorkingDir": "/app",
-    }});
     let expected = [
         "/app/.lintrc.json",
         "/app/lint.config.mjs",
@@ -158,7 +155,12 @@ fn a_program_has_settings_where_it_starts_and_data_by_its_name() {
         "/app/rules.mjs",
         "/usr/share/lint/words",
     ];
-    assert_eq!(sorted(image.guessed(&config)), expected);
+    for command in [["lint", "."], ["node", "node_modules/.bin/lint"]] {
+        let path = "PATH=/app/node_modules/.bin:/usr/bin";
+        let config = json!({ "Cmd": command, "Env": [path], "WorkingDir": "/app" });
+        let guessed = image.guessed(&json!({ "config": config }));
+        assert_eq!(sorted(guessed), expected, "{command:?}");
+    }
 }
 
 #[test]

@@ -7,4 +7,5 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|data: &[u8]| {
     lazuli_runtime::fuzz::elf(data);
     lazuli_runtime::fuzz::constants(data);
+    lazuli_runtime::fuzz::settings(data);
 });

@@ -21,7 +21,10 @@ mod constants;
 mod elf;
 #[cfg(fuzzing)]
 pub(crate) mod fuzz {
-    pub use super::{constants::fuzz::constants, elf::fuzz::elf, imports::fuzz::imports};
+    pub use super::{
+        constants::fuzz::constants, elf::fuzz::elf, imports::fuzz::imports,
+        settings::fuzz::settings,
+    };
 }
 mod habits;
 mod imports;

@@ -160,10 +160,13 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
 
     /// [`Paths::file`], for many look-ups in few directories, most of them without success.
     pub(super) fn known(&mut self, directory: &[u8], path: &[u8]) -> Option<Found> {
+        if self.may_have(directory, path) { self.file(directory, path) } else { None }
+    }
+
+    /// Returns whether `directory` has the first name of the relative `path`, at the same low cost.
+    pub(super) fn may_have(&mut self, directory: &[u8], path: &[u8]) -> bool {
         let first = path.split(|byte| *byte == b'/').next().unwrap_or_default();
-        let is_there =
-            matches!(first, b"." | b"..") || self.named(directory, stem_of(first)).contains(&first);
-        if is_there { self.file(directory, path) } else { None }
+        matches!(first, b"." | b"..") || self.named(directory, stem_of(first)).contains(&first)
     }
 
     /// The directories whose absolute paths match `pattern`, without links, see

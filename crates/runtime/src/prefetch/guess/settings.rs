@@ -72,10 +72,12 @@ const PLUGINS_OF: [&str; 5] = [
 /// What the settings of one image are known to say.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
-    /// Programs, directories and files that were looked at.
+    /// Programs, files with settings, and directories with plug-ins that were looked at.
     seen: HashSet<Vec<u8>>,
     /// Directories with plug-ins, to be listed as soon as there are settings.
     unlisted: Vec<Vec<u8>>,
+    /// Directories and patterns of settings that were listed.
+    listed: HashSet<Vec<u8>>,
     words: HashSet<Vec<u8>>,
     /// Plug-ins by the words that mean them.
     plugins: HashMap<Vec<u8>, Vec<Found>>,
@@ -168,11 +170,13 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     /// not more than `most`.
     fn add_setting(&mut self, path: &[u8], most: usize) {
         let found = match self.paths.directory(b"/", path) {
+            Some(directory) if !self.settings.listed.insert(directory.clone()) => return,
             Some(directory) => {
                 self.paths.below(&directory).into_iter().map(|(_, file)| file).collect()
             }
-            None if path.contains(&b'*') => self.paths.matching(path),
-            None => self.paths.file(b"/", path).into_iter().collect(),
+            None if !path.contains(&b'*') => self.paths.file(b"/", path).into_iter().collect(),
+            None if self.settings.listed.insert(path.to_vec()) => self.paths.matching(path),
+            None => return,
         };
         if found.len() > most {
             return;
@@ -226,18 +230,21 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             self.follow_application(word);
         }
         for base in bases {
+            let is_pattern = word.contains(&b'*');
+            if !word.starts_with(b"/") && !is_pattern && !self.paths.may_have(base, word) {
+                continue;
+            }
             let path =
                 if word.starts_with(b"/") { word } else { &[base, &b"/"[..], word].concat() };
-            if let Some(directory) = self.paths.directory(b"/", path) {
+            if is_pattern {
+                self.add_setting(path, NAMED_FILES);
+            } else if let Some(directory) = self.paths.directory(b"/", path) {
                 return self.add_named_directory(&directory);
-            }
-            match self.paths.file(b"/", path) {
-                Some(file) if file.is_library() => {
-                    return self.visit(file, Role::Library(Asker::default()));
-                }
-                Some(_) => return self.add_setting(path, 1),
-                None if word.contains(&b'*') => self.add_setting(path, NAMED_FILES),
-                None => {}
+            } else if let Some(file) = self.paths.file(b"/", path) {
+                return match file.is_library() {
+                    true => self.visit(file, Role::Library(Asker::default())),
+                    false => self.add_setting(path, 1),
+                };
             }
         }
     }
@@ -288,6 +295,17 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             self.follow_named(name);
         }
         !scripts.is_empty() || !names.is_empty()
+    }
+}
+
+#[cfg(fuzzing)]
+pub(crate) mod fuzz {
+    /// Every word in the bytes, as if they were settings, and what it means as a plug-in.
+    pub fn settings(bytes: &[u8]) {
+        for word in super::command::words(bytes) {
+            assert!(!word.is_empty());
+            super::words_for(word);
+        }
     }
 }
 

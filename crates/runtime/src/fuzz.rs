@@ -5,5 +5,5 @@ pub use crate::{
     daemon::container_groups,
     image::fuzz::bootstrap_layer,
     keeper::fuzz::message,
-    prefetch::fuzz::{constants, elf, imports},
+    prefetch::fuzz::{constants, elf, imports, settings},
 };

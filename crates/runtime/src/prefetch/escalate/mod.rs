@@ -46,10 +46,14 @@ use crate::cache::{Cache, CachedBlob};
 /// ordering uses at most 8 % of a processor.
 const HOLDS: Duration = Duration::from_millis(50);
 
-/// Lower bound for the bytes that fill the link: 1 Gbit/s at 4 ms, or nothing was measured yet.
+/// Lower bound for the bytes that fill the link: 1 Gbit/s at 4 ms, or nothing was measured yet. Of a
+/// registry that is nearer, a link of 1 Gbit/s bounds them: there decoding what is not read takes
+/// longer than a miss.
 const LEAST: u64 = 512 << 10;
+const NEAREST: u64 = 64 << 10;
+const SLOWEST: u64 = 125_000_000;
 
-/// Bytes that a miss buys, in halves of those that fill the link; [`LEAST`] at least.
+/// Bytes that a miss buys, in halves of those that fill the link.
 const NEAR: u64 = 1;
 const ANYWHERE: u64 = 2;
 
@@ -288,7 +292,8 @@ impl Start<'_> {
     /// Bytes in flight that fill the link to the image's registry.
     fn fills_the_link(&self) -> u64 {
         let round_trip = fetch_in_order::round_trip(&self.image.blobs);
-        self.cache.link_speed().bytes_in(round_trip).clamp(LEAST, FULL)
+        let least = least_for(round_trip);
+        self.cache.link_speed().bytes_in(round_trip).clamp(least, FULL)
     }
 
     fn spent_where_reads_are_seen(&self) -> u64 {
@@ -373,6 +378,16 @@ impl Iterator for Round<'_, '_> {
     }
 }
 
+/// Lower bound for the bytes that fill the link to a registry that is as far as this; zero is not
+/// known.
+fn least_for(round_trip: Duration) -> u64 {
+    if round_trip.is_zero() {
+        return LEAST;
+    }
+    let bytes = u128::from(SLOWEST) * round_trip.as_micros() / 1_000_000;
+    (bytes as u64).clamp(NEAREST, LEAST)
+}
+
 /// Bytes that a miss buys where `full` fill the link, after `spent` bytes have spared a start so
 /// many misses.
 fn worth_of_a_miss(full: u64, scope: Scope, spent: u64, spared: u64) -> u64 {
@@ -381,7 +396,7 @@ fn worth_of_a_miss(full: u64, scope: Scope, spent: u64, spared: u64) -> u64 {
         Scope::Image if was_worth_it => ANYWHERE,
         _ => NEAR,
     };
-    (times * full / 2).max(LEAST)
+    (times * full / 2).max(full.min(LEAST))
 }
 
 /// Bytes that a miss buys of a file that lacks chunks of these `sizes`, where `full` fill the link.
@@ -403,6 +418,13 @@ mod tests {
     }
 
     #[test]
+    fn near_registries_take_few_bytes_to_fill_their_link() {
+        for (micros, least) in [(0, LEAST), (1, NEAREST), (1_000, 125_000), (20_000, LEAST)] {
+            assert_eq!(least_for(Duration::from_micros(micros)), least, "{micros}");
+        }
+    }
+
+    #[test]
     fn a_miss_buys_less_when_earlier_ones_bought_what_is_not_read() {
         let full = 1 << 20;
         assert_eq!(worth_of_a_miss(full, Scope::Directories, 0, 0), full / 2);
@@ -411,5 +433,6 @@ mod tests {
         assert_eq!(worth_of_a_miss(full, Scope::Image, 8 * full, 31), full / 2);
         assert_eq!(worth_of_a_miss(full, Scope::Packages, 40 * full, 1), full / 2);
         assert_eq!(worth_of_a_miss(LEAST, Scope::Directories, 0, 0), LEAST);
+        assert_eq!(worth_of_a_miss(NEAREST, Scope::Image, 0, 0), NEAREST);
     }
 }

@@ -66,8 +66,14 @@ pub(super) fn shebang(script: &[u8]) -> Option<Vec<Vec<u8>>> {
 /// Programs that read commands.
 const SHELLS: [&str; 6] = ["sh", "bash", "dash", "ash", "ksh", "zsh"];
 
-/// Programs that give a shell the text after `-c`.
+/// Programs that give a shell the text after `-c`, and the one after `-s` is the shell.
 const OF_USERS: [&str; 2] = ["su", "runuser"];
+
+/// Programs whose arguments are files that they handle, and no settings.
+const FILE_TOOLS: [&str; 18] = [
+    "basename", "cat", "chgrp", "chmod", "chown", "cp", "dirname", "find", "grep", "install", "ln",
+    "ls", "mkdir", "mv", "rm", "sed", "tar", "touch",
+];
 
 /// Programs that run the program that is named by their arguments.
 const WRAPPERS: [&str; 14] = [
@@ -92,14 +98,33 @@ pub(super) fn is_shell(program: &[u8]) -> bool {
     is_one_of(&SHELLS, program)
 }
 
-/// Returns whether the program of this name or path runs a script that an option gives it.
-pub(super) fn takes_text(program: &[u8]) -> bool {
-    is_shell(program) || is_one_of(&OF_USERS, program)
+/// Returns whether the program of this name or path handles the files that its arguments name.
+pub(super) fn is_file_tool(program: &[u8]) -> bool {
+    is_one_of(&FILE_TOOLS, program)
+}
+
+/// Where the script is among the words after the name of `program`, if it runs one that an option
+/// gives it.
+pub(super) fn text_at(program: &[u8], words: &[Vec<u8>]) -> Option<usize> {
+    if is_shell(program) {
+        return Some(words.iter().position(|word| is_text_option(word))? + 1);
+    }
+    let end = words.iter().position(|word| word == b"--").unwrap_or(words.len());
+    // `runuser -u` is given a program.
+    let own = words[..end].iter().take_while(|word| *word != b"-u");
+    let at = own.clone().position(|word| word == b"-c")?;
+    is_one_of(&OF_USERS, program).then_some(at + 1)
+}
+
+/// The shell in the words after the name of `su`.
+pub(super) fn shell_of_user<'a>(program: &[u8], words: &'a [Vec<u8>]) -> Option<&'a [u8]> {
+    let at = words.iter().position(|word| word == b"-s")?;
+    is_one_of(&OF_USERS, program).then(|| words.get(at + 1).map(Vec::as_slice))?
 }
 
 /// Returns whether a shell takes the next word as its script: `-c`, perhaps combined with other
 /// options.
-pub(super) fn is_text_option(word: &[u8]) -> bool {
+fn is_text_option(word: &[u8]) -> bool {
     word.starts_with(b"-") && !word.starts_with(b"--") && word.ends_with(b"c")
 }
 

@@ -183,10 +183,10 @@ pub(super) fn head(file: &Found) -> Option<u64> {
     file.path.ends_with(b"/lib/modules").then_some(26 << 20)
 }
 
-/// Returns whether a file is configuration that may name modules and directories, see
-/// [`modules`](super::command::modules).
-pub(super) fn names_modules(file: &Found) -> bool {
-    file.name().ends_with(b".load") || file.name().ends_with(b".conf")
+/// Returns whether a file is settings, see [`super::settings`]. Most configuration of libraries names
+/// nothing that is loaded.
+pub(super) fn is_settings(file: &Found) -> bool {
+    file.name() == b"httpd.conf"
 }
 
 /// The patterns of the files of a locale, as the environment names it, each with its alternatives.

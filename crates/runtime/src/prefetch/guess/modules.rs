@@ -154,7 +154,8 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         let hosted = imports::dotnet(&mut self.paths, program, &scripts, root);
         if let Some((configuration, imports)) = hosted {
             scripts.iter().for_each(|script| self.want(script));
-            let imports = self.note_imports(imports);
+            let imports = Arc::new(imports);
+            self.note_imports(&imports);
             return self.visit_module(configuration, &imports);
         }
         let imports = Imports::of(&mut self.paths, program, applications, words, &more);
@@ -162,7 +163,8 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             scripts.iter().for_each(|script| self.want(script));
             return;
         };
-        let imports = self.note_imports(imports);
+        let imports = Arc::new(imports);
+        self.note_imports(&imports);
         if imports.is_java() {
             match imports::main_class(program.name(), words) {
                 Some(main) => self.classes.add_main(main),
@@ -239,23 +241,17 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
 
     /// Adds the modules that a text of settings names, for the interpreters of the start.
     pub(super) fn follow_named(&mut self, name: &[u8]) {
-        for at in 0..self.interpreters.len() {
-            let imports = self.interpreters[at].clone();
+        for imports in self.interpreters.clone() {
             let found = imports.named(&mut self.paths, name);
             self.add_imports(&imports, found);
         }
     }
 
     /// Notes the imports of an interpreter that the start runs.
-    fn note_imports(&mut self, imports: Imports) -> Arc<Imports> {
-        if let Some(known) = self.interpreters.iter().find(|known| ***known == imports) {
-            return known.clone();
-        }
-        let imports = Arc::new(imports);
-        if self.interpreters.len() < INTERPRETERS {
+    fn note_imports(&mut self, imports: &Arc<Imports>) {
+        if self.interpreters.len() < INTERPRETERS && !self.interpreters.contains(imports) {
             self.interpreters.push(imports.clone());
         }
-        imports
     }
 
     pub(super) fn add_imports(&mut self, imports: &Arc<Imports>, found: Vec<Import>) {
@@ -263,7 +259,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             match import {
                 Import::Module(file) => self.visit_module(file, imports),
                 Import::Within(file, imports) => {
-                    let imports = self.note_imports(imports);
+                    self.note_imports(&imports);
                     self.visit_module(file, &imports);
                 }
                 Import::Library(file) => {

@@ -37,7 +37,7 @@ const NOT_ENABLED: &[u8] = b"-available";
 const ENABLED: &[u8] = b"-enabled";
 
 /// Names that are looked up or listed for one image: well below a second. Real ones need some
-/// hundred to 17,000.
+/// hundred to 17,000; settings get a quarter of them at most.
 const STEPS: u32 = 200_000;
 
 /// Look-ups that are answered from memory for one image: half a second. An application of 800
@@ -92,7 +92,8 @@ impl Found {
 
     /// Returns whether it is a library by its name, as `libz.so.1`.
     pub(super) fn is_library(&self) -> bool {
-        self.name().ends_with(b".so") || self.name().windows(4).any(|part| part == b".so.")
+        let has_version = |part: &[u8]| part.starts_with(b".so.") && part[4].is_ascii_digit();
+        self.name().ends_with(b".so") || self.name().windows(5).any(has_version)
     }
 
     /// The path of its directory.
@@ -130,6 +131,11 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
     /// Returns whether `path` leads to anything from the directory `base`.
     pub(super) fn exists(&mut self, base: &[u8], path: &[u8]) -> bool {
         self.follow(base, path).is_some()
+    }
+
+    /// How much of [`STEPS`] is spent, in percent.
+    pub(super) fn percent_spent(&self) -> u32 {
+        (STEPS - self.steps) / (STEPS / 100)
     }
 
     /// The absolute path, without links, of the directory that `path` leads to from the directory
@@ -220,6 +226,9 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         for part in pattern.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
             let mut longer = Vec::new();
             for path in paths {
+                if longer.len() >= MATCHES {
+                    break;
+                }
                 if part == b"**" {
                     self.descend(path, &mut longer);
                     continue;

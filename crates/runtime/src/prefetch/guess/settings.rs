@@ -31,9 +31,14 @@ const ALL_SETTINGS: u64 = 4 << 20;
 const FILES: usize = 256;
 const NAMED_FILES: usize = 64;
 
-/// Words, and names of plug-ins, that are compared for one image.
+/// Words, and names of plug-ins, that are compared for one image, and names of modules that are
+/// looked up.
 const WORDS: usize = 1 << 16;
 const PLUGINS: usize = 1 << 14;
+const NAMES: usize = 1 << 12;
+
+/// Percent of the look-ups in directories that settings may take.
+const LOOK_UPS: u32 = 25;
 
 /// The shortest name of a program, and the shortest word that means a plug-in.
 const SHORTEST: usize = 2;
@@ -41,33 +46,20 @@ const SHORTEST: usize = 2;
 /// The settings of the program `$NAME`.
 const SETTINGS_OF: [&str; 2] = ["/etc/$NAME.conf", "/etc/$NAME"];
 
-/// Its settings in the directory in which it starts.
-const SETTINGS_HERE: [&str; 8] = [
-    "$NAME.config.*",
-    ".$NAMErc*",
-    "$NAME.conf",
-    "$NAME.ini",
-    "$NAME.json",
-    "$NAME.toml",
-    "$NAME.yaml",
-    "$NAME.yml",
-];
+/// The endings of its settings in the directory in which it starts; `.$NAMErc` may have any.
+const SETTINGS_HERE: [&[u8]; 6] = [b"conf", b"ini", b"json", b"toml", b"yaml", b"yml"];
 
-/// Its data, and how many bytes of it are read at most.
+/// Its data, and how many bytes of it are read at most: of one program, and of all in one image.
 const DATA_OF: &str = "/usr/share/$NAME/*";
 const DATA: u64 = 2 << 20;
+const ALL_DATA: u64 = 8 << 20;
 
 /// How the names of plug-ins end. `.la` describes the library beside it to those that load it.
 const PLUGINS_END: [&[u8]; 8] = [b".so", b".la", b".lua", b".py", b".pl", b".pm", b".rb", b".js"];
 
-/// Directories with its plug-ins.
-const PLUGINS_OF: [&str; 5] = [
-    "/usr/lib/$NAME",
-    "/usr/lib/*-linux-*/$NAME",
-    "/usr/lib64/$NAME",
-    "/usr/libexec/$NAME",
-    "/opt/$NAME",
-];
+/// Directories with its plug-ins, in a directory that is called like the program.
+const PLUGINS_IN: [&str; 5] =
+    ["/usr/lib", "/usr/lib/*-linux-*", "/usr/lib64", "/usr/libexec", "/opt"];
 
 /// What the settings of one image are known to say.
 #[derive(Debug, Default)]
@@ -84,23 +76,48 @@ pub(super) struct Settings {
     /// Plug-ins that are scripts, and words that may name modules, which were not followed.
     scripts: Vec<Found>,
     names: Vec<Vec<u8>>,
-    /// Bytes of settings that were read.
+    /// Directories in which programs have directories of plug-ins.
+    places: Option<Vec<Vec<u8>>>,
+    /// Data of programs, which may be read.
+    data: Vec<Found>,
+    /// Bytes of settings that were read, and of data.
     bytes: u64,
+    data_bytes: u64,
+    /// Percent of the look-ups that settings have taken.
+    look_ups: u32,
 }
 
 impl<B: AsRef<[u8]>> Guess<'_, B> {
     /// Adds the settings of a program that was run by `words`, its own name first.
     pub(super) fn add_settings(&mut self, program: &Found, words: &[Vec<u8>]) {
+        self.within_look_ups(|guess| guess.look_for_settings(program, words));
+    }
+
+    /// Takes the data of programs that were run.
+    pub(super) fn take_data(&mut self) -> Vec<Found> {
+        mem::take(&mut self.settings.data)
+    }
+
+    /// Runs `look` unless settings have taken too many look-ups: what else is guessed needs some.
+    fn within_look_ups(&mut self, look: impl FnOnce(&mut Self)) {
+        if self.settings.look_ups < LOOK_UPS {
+            let before = self.paths.percent_spent();
+            look(self);
+            self.settings.look_ups += self.paths.percent_spent() - before;
+        }
+    }
+
+    fn look_for_settings(&mut self, program: &Found, words: &[Vec<u8>]) {
         let Some((name, arguments)) = words.split_first() else { return };
         let last = |path: &[u8]| path.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec);
         let current = self.process.directory.clone();
         if imports::is_interpreter(program.name()) {
             // `node lint.js` is run as `lint` elsewhere.
             let mut files = arguments.iter().filter(|word| !word.starts_with(b"-"));
-            let script = files.find_map(|word| Some((word, self.paths.file(&current, word)?)));
-            let name = script.and_then(|(word, _)| last(word)).unwrap_or_default();
+            let script = files.find(|word| self.paths.file(&current, word).is_some());
+            let name = script.and_then(|word| last(word)).unwrap_or_default();
             let stem = name.split(|byte| *byte == b'.').next().unwrap_or_default();
-            return self.add_settings_of(stem);
+            return self.add_settings_here(stem);
         }
         let name = last(name).unwrap_or_default();
         if !may_have_settings(&name) {
@@ -113,8 +130,12 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 self.add_settings_of(name);
             }
         }
+        let arguments = arguments.iter().filter(|_| !command::is_file_tool(&name));
         for argument in arguments {
             let path = argument.rsplit(|byte| *byte == b'=').next().unwrap_or_default();
+            if !is_word(path) {
+                continue;
+            }
             if let Some(directory) = self.paths.directory(&current, path) {
                 self.add_named_directory(&directory);
             } else if let Some(file) = self.paths.file(&current, path) {
@@ -132,22 +153,48 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             let parts = pattern.split("$NAME").map(str::as_bytes).collect::<Vec<_>>();
             parts.join(name)
         };
-        let places = PLUGINS_OF.map(|place| self.paths.directories(&fill(place)));
-        places.into_iter().flatten().for_each(|place| self.add_plugins(place));
+        if self.settings.places.is_none() {
+            let places = PLUGINS_IN.map(|place| self.paths.directories(place.as_bytes()));
+            self.settings.places = Some(places.into_iter().flatten().collect());
+        }
+        for place in self.settings.places.clone().unwrap_or_default() {
+            if let Some(directory) = self.paths.directory(&place, name) {
+                self.add_plugins(directory);
+            }
+        }
         for place in SETTINGS_OF {
             self.add_setting(&fill(place), FILES);
         }
-        for pattern in SETTINGS_HERE {
-            let pattern = [&self.process.directory, &b"/"[..], &fill(pattern)].concat();
-            for file in self.paths.matching(&pattern) {
-                self.add_setting(&file.path, 1);
-                self.settings.scripts.push(file);
+        self.add_settings_here(name);
+        let data = self.paths.matching(&fill(DATA_OF));
+        let bytes = data.iter().map(|file| file.size).fold(0, u64::saturating_add);
+        if data.len() <= FILES && bytes <= DATA && self.settings.data_bytes + bytes <= ALL_DATA {
+            self.settings.data_bytes += bytes;
+            self.settings.data.extend(data);
+        }
+    }
+
+    /// Adds the settings of a program in the directory in which it starts.
+    fn add_settings_here(&mut self, name: &[u8]) {
+        let current = self.process.directory.clone();
+        let mut names = Vec::new();
+        for found in self.paths.named(&current, name) {
+            let ending = &found[name.len()..];
+            let ending = ending.strip_prefix(b".").unwrap_or(ending);
+            if ending.starts_with(b"config.") || SETTINGS_HERE.contains(&ending) {
+                names.push(found.to_vec());
             }
         }
-        let data = self.paths.matching(&fill(DATA_OF));
-        let bytes: u64 = data.iter().map(|file| file.size).sum();
-        if data.len() <= FILES && bytes <= DATA {
-            data.iter().for_each(|file| self.want(file));
+        names.extend(
+            self.paths
+                .named(&current, &[b".", name, b"rc"].concat())
+                .iter()
+                .map(|found| found.to_vec()),
+        );
+        for name in names {
+            let Some(file) = self.paths.file(&current, &name) else { continue };
+            self.add_setting(&file.path, 1);
+            self.settings.scripts.push(file);
         }
     }
 
@@ -178,15 +225,22 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             None if self.settings.listed.insert(path.to_vec()) => self.paths.matching(path),
             None => return,
         };
+        let found = match found.len() <= most {
+            true => found,
+            // What is read first names the rest.
+            false => self.paths.matching(&[path, b"/*"].concat()),
+        };
         if found.len() > most {
             return;
         }
         for file in found {
-            let bytes = self.settings.bytes + file.size;
             if !self.settings.seen.insert(file.path.clone()) {
                 continue;
             }
-            if !file.is_executable && file.size <= SETTINGS && bytes <= ALL_SETTINGS {
+            let bytes = self.settings.bytes.saturating_add(file.size);
+            // In some images every file may be executed.
+            let is_program = file.is_executable && !file.name().contains(&b'.');
+            if !is_program && file.size <= SETTINGS && bytes <= ALL_SETTINGS {
                 self.settings.bytes = bytes;
                 self.visit(file, Role::Configuration);
             }
@@ -202,17 +256,21 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
 
     /// Adds what a file of settings names.
     pub(super) fn follow_settings(&mut self, file: &Found, text: &[u8]) {
+        if text.contains(&0) {
+            return;
+        }
         // What is relative is so to the file's directory, or to that of the server's own files.
         let bases = [file.directory().to_vec(), [file.directory(), b"/.."].concat()];
-        for word in command::words(text) {
+        for word in command::words(text).filter(|word| is_word(word)) {
             if self.paths.is_spent() || self.settings.words.len() >= WORDS {
                 break;
             }
             if word.contains(&b'/') || word.contains(&b'.') {
-                self.follow_path(&bases, word);
+                self.within_look_ups(|guess| guess.follow_path(&bases, word));
             }
             if self.settings.words.insert(word.to_vec()) {
-                if word.contains(&b'.') || word.contains(&b':') {
+                let is_name = word.contains(&b'.') || word.contains(&b':');
+                if is_name && self.settings.names.len() < NAMES {
                     self.settings.names.push(word.to_vec());
                 }
                 for plugin in self.settings.plugins.remove(word).unwrap_or_default() {
@@ -226,17 +284,23 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     }
 
     fn follow_path(&mut self, bases: &[Vec<u8>], word: &[u8]) {
-        if word.starts_with(b"/") {
+        let is_absolute = word.starts_with(b"/");
+        if is_absolute {
             self.follow_application(word);
         }
-        for base in bases {
-            let is_pattern = word.contains(&b'*');
-            if !word.starts_with(b"/") && !is_pattern && !self.paths.may_have(base, word) {
+        // A pattern of files in a directory that is named; others are for what a program handles.
+        let star = word.iter().position(|byte| *byte == b'*');
+        if star.is_some_and(|star| {
+            !word[..star].contains(&b'/') || word.windows(2).any(|part| part == b"**")
+        }) {
+            return;
+        }
+        for base in bases.iter().take(if is_absolute { 1 } else { bases.len() }) {
+            if !is_absolute && !self.paths.may_have(base, word) {
                 continue;
             }
-            let path =
-                if word.starts_with(b"/") { word } else { &[base, &b"/"[..], word].concat() };
-            if is_pattern {
+            let path = if is_absolute { word } else { &[base, &b"/"[..], word].concat() };
+            if star.is_some() {
                 self.add_setting(path, NAMED_FILES);
             } else if let Some(directory) = self.paths.directory(b"/", path) {
                 return self.add_named_directory(&directory);
@@ -292,6 +356,9 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             self.follow_loaded(script);
         }
         for name in &names {
+            if self.paths.is_spent() {
+                break;
+            }
             self.follow_named(name);
         }
         !scripts.is_empty() || !names.is_empty()
@@ -303,10 +370,14 @@ pub(crate) mod fuzz {
     /// Every word in the bytes, as if they were settings, and what it means as a plug-in.
     pub fn settings(bytes: &[u8]) {
         for word in super::command::words(bytes) {
-            assert!(!word.is_empty());
-            super::words_for(word);
+            super::words_for(&[word, b".so"].concat());
         }
     }
+}
+
+/// Returns whether a text may be a name: `.` and `--` are none.
+fn is_word(text: &[u8]) -> bool {
+    text.iter().any(u8::is_ascii_alphanumeric)
 }
 
 /// Returns whether a program has settings by its own name: interpreters run programs that do.

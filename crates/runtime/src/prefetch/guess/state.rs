@@ -242,6 +242,9 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         for piece in mem::take(&mut self.doubtful) {
             self.want_piece(piece);
         }
+        for file in self.take_data() {
+            self.want(&file);
+        }
         self.take_wanted()
     }
 
@@ -368,11 +371,14 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         self.add_settings(&file, words);
         let directory = self.process.directory.clone();
         let is_shell = command::is_shell(name);
-        if command::takes_text(name)
-            && let Some(at) = rest.iter().position(|word| command::is_text_option(word))
+        if let Some(shell) = command::shell_of_user(name, rest)
+            && wrappers > 0
         {
-            let text = rest.get(at + 1).cloned().unwrap_or_default();
-            return self.follow_script(name, &text, rest.get(at + 2..).unwrap_or_default());
+            self.run_within(&[shell.to_vec()], wrappers - 1);
+        }
+        if let Some(at) = command::text_at(name, rest) {
+            let text = rest.get(at).cloned().unwrap_or_default();
+            return self.follow_script(name, &text, rest.get(at + 1..).unwrap_or_default());
         }
         if command::is_wrapper(name)
             && wrappers > 0
@@ -496,7 +502,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             for found in self.first_of(&patterns) {
                 if found.is_executable || found.is_library() {
                     new.push_back((found, Role::Library(asker.clone())));
-                } else if habits::names_modules(&found) {
+                } else if habits::is_settings(&found) {
                     new.push_back((found, Role::Configuration));
                 } else {
                     self.want(&found);

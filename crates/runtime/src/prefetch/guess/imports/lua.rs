@@ -1,9 +1,14 @@
 //! Modules of Lua, which are named by paths with dots.
 
+use std::sync::Arc;
+
 use super::{
     super::paths::{Found, Paths},
     Import, Imports, ROOTS, text,
 };
+
+/// Directories that one script names.
+const NAMED: usize = 16;
 
 /// Where interpreters look for modules and libraries, before the directory of their version.
 const PLACES: [&str; 5] =
@@ -36,8 +41,8 @@ impl Imports {
     ) -> Vec<Import> {
         // Programs say where their own modules are.
         let mut imports = self.clone();
-        for place in text::lua_places(bytes) {
-            let Some(place) = paths.directory(file.directory(), &place) else { continue };
+        for place in text::lua_places(bytes).iter().take(NAMED) {
+            let Some(place) = paths.directory(file.directory(), place) else { continue };
             let is_new = place != b"/" && !imports.roots.contains(&place);
             if is_new && imports.roots.len() < ROOTS {
                 imports.roots.push(place);
@@ -48,6 +53,7 @@ impl Imports {
         if imports.roots.len() == self.roots.len() {
             return found;
         }
+        let imports = Arc::new(imports);
         let within = |import| match import {
             Import::Module(file) => Import::Within(file, imports.clone()),
             import => import,

@@ -20,6 +20,8 @@ mod scripts;
 mod shell;
 mod text;
 
+use std::{collections::HashSet, sync::Arc};
+
 use super::paths::{Found, Paths, matches};
 
 pub(super) use self::{
@@ -161,7 +163,7 @@ pub(super) enum Import {
     /// A module, which may import others.
     Module(Found),
     /// A module with imports of its own.
-    Within(Found, Imports),
+    Within(Found, Arc<Imports>),
     /// A library, with libraries of its own.
     Library(Found),
     /// Something else that is read.
@@ -205,6 +207,8 @@ impl Imports {
             Language::Lua => lua::add_roots(paths, interpreter, &mut roots),
             _ => {}
         }
+        let mut known = HashSet::new();
+        roots.retain(|root| known.insert(root.clone()));
         roots.truncate(ROOTS);
         let is_embedded = words.windows(2).any(|pair| pair == [&b"-mode"[..], b"embedded"]);
         Some(Imports { language: *language, roots, own: applications.to_vec(), is_embedded })

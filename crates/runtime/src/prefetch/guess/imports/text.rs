@@ -151,6 +151,9 @@ pub(super) fn perl(source: &[u8]) -> Vec<Vec<u8>> {
         if matches!(line, b"__END__" | b"__DATA__") {
             break;
         }
+        if line.starts_with(b"#") {
+            continue;
+        }
         let split = |byte: &u8| byte.is_ascii_whitespace() || b"\"'(){};,[]".contains(byte);
         let mut words = line.split(split).filter(|word| !word.is_empty());
         match words.next() {

@@ -111,16 +111,18 @@ fn libraries_are_looked_for_as_the_linker_does() {
 
 #[test]
 fn what_runs_as_another_user_is_followed() {
-    let script = b"#!/bin/sh\nsu -s /bin/sh -c \"first --all\" - user\nrunuser -u user second\n";
+    let script = b"#!/bin/sh\nsu -s /bin/dash -c \"first --all\" - user\n\
+        runuser -u user -- second -c option\n";
     let image = usual()
         .program("/usr/bin/sh", b"")
         .program("/usr/bin/su", &program(&[]))
         .program("/usr/bin/runuser", &program(&[]))
+        .program("/usr/bin/dash", &program(&[]))
         .program("/usr/bin/first", &program(&[]))
         .program("/usr/bin/second", &program(&[]))
         .program("/usr/bin/start", script);
     let guessed = image.guessed(&json!({ "config": { "Cmd": ["start"] } }));
-    for expected in ["/usr/bin/first", "/usr/bin/second"] {
+    for expected in ["/usr/bin/first", "/usr/bin/second", "/usr/bin/dash"] {
         assert!(guessed.iter().any(|path| path == expected), "{expected}: {guessed:?}");
     }
 }

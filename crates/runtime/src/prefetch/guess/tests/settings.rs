@@ -155,12 +155,50 @@ fn a_program_has_settings_where_it_starts_and_data_by_its_name() {
         "/app/rules.mjs",
         "/usr/share/lint/words",
     ];
-    for command in [["lint", "."], ["node", "node_modules/.bin/lint"]] {
-        let path = "PATH=/app/node_modules/.bin:/usr/bin";
+    let path = "PATH=/app/node_modules/.bin:/usr/bin";
+    let run = |command: [&str; 2]| {
         let config = json!({ "Cmd": command, "Env": [path], "WorkingDir": "/app" });
-        let guessed = image.guessed(&json!({ "config": config }));
-        assert_eq!(sorted(guessed), expected, "{command:?}");
+        sorted(image.guessed(&json!({ "config": config })))
+    };
+    assert_eq!(run(["lint", "."]), expected);
+    // A script has no data of its own.
+    assert_eq!(run(["node", "node_modules/.bin/lint"]), expected[..4]);
+}
+
+#[test]
+fn patterns_of_what_a_program_handles_are_not_followed() {
+    let settings = "test = **/*.conf\nhosts = *.example\nignore = build/**/x\n";
+    let image = server(settings)
+        .file("/etc/serve/deep/other/a.conf", b"1")
+        .file("/etc/a.example", b"1")
+        .file("/etc/build/x", b"1");
+    let found = guessed(&image, &["served"]);
+    for path in ["/etc/a.example", "/etc/build/x"] {
+        assert!(!found.iter().any(|found| found == path), "{path}: {found:?}");
     }
+}
+
+#[test]
+fn of_many_settings_those_directly_in_the_directory_are_read() {
+    let mut image = server("include rules/7.rule\n");
+    for at in 0..300 {
+        image = image.file(&format!("/etc/serve/rules/{at}.rule"), b"1");
+    }
+    let found = guessed(&image, &["served"]);
+    let rules = found.iter().filter(|path| path.ends_with(".rule"));
+    assert_eq!(rules.collect::<Vec<_>>(), ["/etc/serve/rules/7.rule"]);
+    assert!(found.iter().any(|path| path == "/etc/serve/serve.conf"), "{found:?}");
+}
+
+#[test]
+fn settings_may_be_executable_where_every_file_is() {
+    let image = usual()
+        .program("/usr/sbin/served", &program(&["libc.so.6"]))
+        .program("/etc/serve/serve.conf", b"pap\n")
+        .program("/etc/serve/hook", b"#!/bin/sh\n")
+        .program("/usr/lib/serve/pap.so", &shared(&[]));
+    let found = guessed(&image, &["served"]);
+    assert_eq!(found, ["/etc/serve/serve.conf", "/usr/lib/serve/pap.so"]);
 }
 
 #[test]

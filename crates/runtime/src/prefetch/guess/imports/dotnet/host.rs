@@ -3,6 +3,8 @@
 //! `APP.runtimeconfig.json` names frameworks, of which an installation has several versions:
 //! `shared/NAME/VERSION`.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::{
@@ -112,7 +114,7 @@ impl Imports {
         if let Some(program) = paths.known(own, &[stem, ASSEMBLY].concat()) {
             let mut imports = Imports::within(Language::DotNet, own);
             imports.roots = roots;
-            found.push(Import::Within(program, imports));
+            found.push(Import::Within(program, Arc::new(imports)));
         }
         found
     }

@@ -46,9 +46,9 @@ use crate::cache::{Cache, CachedBlob};
 /// ordering uses at most 8 % of a processor.
 const HOLDS: Duration = Duration::from_millis(50);
 
-/// Lower bound for the bytes that fill the link: 1 Gbit/s at 4 ms, or nothing was measured yet. Of a
-/// registry that is nearer, a link of 1 Gbit/s bounds them: there decoding what is not read takes
-/// longer than a miss.
+/// Lower bound for the bytes that fill the link: 1 Gbit/s at 4 ms, or nothing was measured yet. For
+/// a registry that is nearer it is what that link carries: decoding what is not read takes longer
+/// there than a miss.
 const LEAST: u64 = 512 << 10;
 const NEAREST: u64 = 64 << 10;
 const SLOWEST: u64 = 125_000_000;

@@ -183,8 +183,8 @@ pub(super) fn head(file: &Found) -> Option<u64> {
     file.path.ends_with(b"/lib/modules").then_some(26 << 20)
 }
 
-/// Returns whether a file is settings, see [`super::settings`]. Most configuration of libraries names
-/// nothing that is loaded.
+/// Returns whether a file is settings, see [`super::settings`]. Most configuration of libraries
+/// names nothing that is loaded.
 pub(super) fn is_settings(file: &Found) -> bool {
     file.name() == b"httpd.conf"
 }

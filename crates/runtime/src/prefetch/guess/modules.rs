@@ -101,9 +101,9 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         }
     }
 
-    /// Looks for a program beside its script, if the directory before its name is not known: scripts
-    /// find out where they are in many ways. What comes before it then stands for cases that do not
-    /// occur, such as a debugger.
+    /// Looks for a program beside its script, if the directory before its name is not known:
+    /// scripts find out where they are in many ways. What comes before it then stands for cases
+    /// that do not occur, such as a debugger.
     fn find_beside(&mut self, shell: usize, command: &mut Vec<Vec<u8>>) {
         let path = &self.shells[shell].path;
         let Some(slash) = path.iter().rposition(|byte| *byte == b'/') else { return };

@@ -1,5 +1,5 @@
-//! Programs and settings as the guess reads them. Errors are fine; panics are bugs, and so is a part
-//! of the file that is none.
+//! Programs and settings as the guess reads them. Errors are fine; panics are bugs, and so is a
+//! part of the file that is none.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

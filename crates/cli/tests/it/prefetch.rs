@@ -517,7 +517,8 @@ fn an_unforeseen_miss_fetches_its_neighbourhood() {
         return;
     }
     let (lazuli, _) = node(&format!("{LEARN}escalate_bytes = 500000\n"));
-    let (_registry, image) = registry(&lazuli);
+    let (registry, image) = registry(&lazuli);
+    registry.set_latency(FAR);
     mount(&lazuli, &image);
     read(&lazuli, 20, SIZE);
     // Two files beside the one that was read, with a budget of 500 kB.
@@ -553,7 +554,8 @@ fn repeated_misses_fetch_the_whole_image() {
         return;
     }
     let (lazuli, _) = node(&format!("{LEARN}escalate_bytes = 100000000\n"));
-    let (_registry, image) = registry(&lazuli);
+    let (registry, image) = registry(&lazuli);
+    registry.set_latency(FAR);
     mount(&lazuli, &image);
     read(&lazuli, 20, SIZE);
     wait("a part of it", || chunks_ready(&lazuli) > 2);
@@ -570,6 +572,7 @@ fn escalation_stops_at_a_busy_registry() {
     }
     let (lazuli, _) = node(&format!("{LEARN}escalate_bytes = 100000000\n"));
     let (registry, image) = registry(&lazuli);
+    registry.set_latency(FAR);
     mount(&lazuli, &image);
     read(&lazuli, 20, SIZE);
     // Of 512 KiB two files of 200 kB.

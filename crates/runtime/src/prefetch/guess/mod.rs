@@ -28,6 +28,7 @@ pub(crate) mod fuzz {
 }
 mod habits;
 mod imports;
+mod known_settings;
 mod linker;
 mod modules;
 mod paths;

@@ -9,10 +9,7 @@
 //! A word means a plug-in that is called after it: `pap` in `/etc/server/server.conf` means
 //! `/usr/lib/server/rlm_pap.so`.
 
-use std::{
-    collections::{HashMap, HashSet},
-    mem,
-};
+use std::mem;
 
 use super::{
     command, imports,
@@ -60,32 +57,6 @@ const PLUGINS_END: [&[u8]; 8] = [b".so", b".la", b".lua", b".py", b".pl", b".pm"
 /// Directories with its plug-ins, in a directory that is called like the program.
 const PLUGINS_IN: [&str; 5] =
     ["/usr/lib", "/usr/lib/*-linux-*", "/usr/lib64", "/usr/libexec", "/opt"];
-
-/// What the settings of one image are known to say.
-#[derive(Debug, Default)]
-pub(super) struct Settings {
-    /// Programs, files with settings, and directories with plug-ins that were looked at.
-    seen: HashSet<Vec<u8>>,
-    /// Directories with plug-ins, to be listed as soon as there are settings.
-    unlisted: Vec<Vec<u8>>,
-    /// Directories and patterns of settings that were listed.
-    listed: HashSet<Vec<u8>>,
-    words: HashSet<Vec<u8>>,
-    /// Plug-ins by the words that mean them.
-    plugins: HashMap<Vec<u8>, Vec<Found>>,
-    /// Plug-ins that are scripts, and words that may name modules, which were not followed.
-    scripts: Vec<Found>,
-    names: Vec<Vec<u8>>,
-    /// Directories in which programs have directories of plug-ins.
-    places: Option<Vec<Vec<u8>>>,
-    /// Data of programs, which may be read.
-    data: Vec<Found>,
-    /// Bytes of settings that were read, and of data.
-    bytes: u64,
-    data_bytes: u64,
-    /// Percent of the look-ups that settings have taken.
-    look_ups: u32,
-}
 
 impl<B: AsRef<[u8]>> Guess<'_, B> {
     /// Adds the settings of a program that was run by `words`, its own name first.

@@ -16,9 +16,9 @@ use super::{
     elf::Elf,
     habits::{self, habits, with_script},
     imports::{Classes, Imports, Language},
+    known_settings::Settings,
     linker::{Asker, CONFIGURATION, LIBRARY_PATH, Linker, is_of_c_library},
     paths::{Found, Paths},
-    settings::Settings,
     shells::Shell,
 };
 

@@ -47,8 +47,7 @@ use crate::cache::{Cache, CachedBlob};
 const HOLDS: Duration = Duration::from_millis(50);
 
 /// Lower bound for the bytes that fill the link: 1 Gbit/s at 4 ms, or nothing was measured yet. For
-/// a registry that is nearer it is what that link carries: decoding what is not read takes longer
-/// there than a miss.
+/// a registry that is nearer it is what that link carries: a miss is short there.
 const LEAST: u64 = 512 << 10;
 const NEAREST: u64 = 64 << 10;
 const SLOWEST: u64 = 125_000_000;

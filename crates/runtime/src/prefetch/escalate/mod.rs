@@ -46,11 +46,13 @@ use crate::cache::{Cache, CachedBlob};
 /// ordering uses at most 8 % of a processor.
 const HOLDS: Duration = Duration::from_millis(50);
 
-/// Lower bound for the bytes that fill the link: 1 Gbit/s at 4 ms, or nothing was measured yet. For
-/// a registry that is nearer it is what that link carries: a miss is short there.
+/// Lower bound for the bytes that fill the link: 1 Gbit/s at 4 ms, or nothing was measured yet.
 const LEAST: u64 = 512 << 10;
-const NEAREST: u64 = 64 << 10;
-const SLOWEST: u64 = 125_000_000;
+
+/// The link to a nearer registry, where a miss is short: bytes in a second, and the lower bound for
+/// those that fill it.
+const LINK_OF_NEAR: u64 = 125_000_000;
+const LEAST_OF_NEAR: u64 = 64 << 10;
 
 /// Bytes that a miss buys, in halves of those that fill the link.
 const NEAR: u64 = 1;
@@ -383,8 +385,8 @@ fn least_for(round_trip: Duration) -> u64 {
     if round_trip.is_zero() {
         return LEAST;
     }
-    let bytes = u128::from(SLOWEST) * round_trip.as_micros() / 1_000_000;
-    (bytes as u64).clamp(NEAREST, LEAST)
+    let bytes = u128::from(LINK_OF_NEAR) * round_trip.as_micros() / 1_000_000;
+    (bytes as u64).clamp(LEAST_OF_NEAR, LEAST)
 }
 
 /// Bytes that a miss buys where `full` fill the link, after `spent` bytes have spared a start so
@@ -418,7 +420,7 @@ mod tests {
 
     #[test]
     fn near_registries_take_few_bytes_to_fill_their_link() {
-        for (micros, least) in [(0, LEAST), (1, NEAREST), (1_000, 125_000), (20_000, LEAST)] {
+        for (micros, least) in [(0, LEAST), (1, LEAST_OF_NEAR), (1_000, 125_000), (20_000, LEAST)] {
             assert_eq!(least_for(Duration::from_micros(micros)), least, "{micros}");
         }
     }
@@ -432,6 +434,6 @@ mod tests {
         assert_eq!(worth_of_a_miss(full, Scope::Image, 8 * full, 31), full / 2);
         assert_eq!(worth_of_a_miss(full, Scope::Packages, 40 * full, 1), full / 2);
         assert_eq!(worth_of_a_miss(LEAST, Scope::Directories, 0, 0), LEAST);
-        assert_eq!(worth_of_a_miss(NEAREST, Scope::Image, 0, 0), NEAREST);
+        assert_eq!(worth_of_a_miss(LEAST_OF_NEAR, Scope::Image, 0, 0), LEAST_OF_NEAR);
     }
 }

@@ -109,10 +109,9 @@ pub(super) fn text_at(program: &[u8], words: &[Vec<u8>]) -> Option<usize> {
     if is_shell(program) {
         return Some(words.iter().position(|word| is_text_option(word))? + 1);
     }
-    let end = words.iter().position(|word| word == b"--").unwrap_or(words.len());
-    // `runuser -u` is given a program.
-    let own = words[..end].iter().take_while(|word| *word != b"-u");
-    let at = own.clone().position(|word| word == b"-c")?;
+    // Behind `--`, and of `runuser -u`, it is an option of the program that is run.
+    let mut own = words.iter().take_while(|word| !matches!(&word[..], b"--" | b"-u"));
+    let at = own.position(|word| word == b"-c")?;
     is_one_of(&OF_USERS, program).then_some(at + 1)
 }
 

@@ -76,7 +76,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         let has_settings = self.is_run(file) && may_have_settings(file.name());
         for name in names {
             if has_settings && let Some(directory) = self.named_directory(name) {
-                self.add_named_directory(&directory);
+                self.add_constant_directory(&directory);
             } else if let Some(found) = self.named(name)
                 && let Some(left) = self.named_left.checked_sub(found.size)
             {

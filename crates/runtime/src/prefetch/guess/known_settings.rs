@@ -26,6 +26,6 @@ pub(super) struct Settings {
     /// Bytes of settings that were read, and of data.
     pub(super) bytes: u64,
     pub(super) data_bytes: u64,
-    /// Percent of the look-ups that settings have taken.
+    /// Steps of the look-ups that settings have taken.
     pub(super) look_ups: u32,
 }

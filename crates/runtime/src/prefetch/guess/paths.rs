@@ -38,7 +38,7 @@ const ENABLED: &[u8] = b"-enabled";
 
 /// Names that are looked up or listed for one image: well below a second. Real ones need some
 /// hundred to 17,000; settings get a quarter of them at most.
-const STEPS: u32 = 200_000;
+pub(super) const STEPS: u32 = 200_000;
 
 /// Look-ups that are answered from memory for one image: half a second. An application of 800
 /// Python modules needs 730,000, and one of 1,100 with 90 compiled ones, whose constants are
@@ -133,9 +133,9 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         self.follow(base, path).is_some()
     }
 
-    /// How much of [`STEPS`] is spent, in percent.
-    pub(super) fn percent_spent(&self) -> u32 {
-        (STEPS - self.steps) / (STEPS / 100)
+    /// The remainder of [`STEPS`].
+    pub(super) fn steps_left(&self) -> u32 {
+        self.steps
     }
 
     /// The absolute path, without links, of the directory that `path` leads to from the directory

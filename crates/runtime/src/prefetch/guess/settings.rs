@@ -14,7 +14,7 @@ use std::mem;
 use super::{
     command, imports,
     linker::Asker,
-    paths::Found,
+    paths::{Found, STEPS},
     state::{Guess, Role},
 };
 
@@ -34,27 +34,23 @@ const WORDS: usize = 1 << 16;
 const PLUGINS: usize = 1 << 14;
 const NAMES: usize = 1 << 12;
 
-/// Percent of the look-ups in directories that settings may take.
-const LOOK_UPS: u32 = 25;
+/// Steps of the look-ups in directories that settings may take.
+const LOOK_UPS: u32 = STEPS / 4;
 
 /// The shortest name of a program, and the shortest word that means a plug-in.
 const SHORTEST: usize = 2;
 
-/// The settings of the program `$NAME`.
-const SETTINGS_OF: [&str; 2] = ["/etc/$NAME.conf", "/etc/$NAME"];
-
-/// The endings of its settings in the directory in which it starts; `.$NAMErc` may have any.
+/// The endings of a program's settings in the directory in which it starts, besides `.config.*`.
 const SETTINGS_HERE: [&[u8]; 6] = [b"conf", b"ini", b"json", b"toml", b"yaml", b"yml"];
 
-/// Its data, and how many bytes of it are read at most: of one program, and of all in one image.
-const DATA_OF: &str = "/usr/share/$NAME/*";
+/// Maximum bytes of the data in `/usr/share` that are read: of one program, and of all in one image.
 const DATA: u64 = 2 << 20;
 const ALL_DATA: u64 = 8 << 20;
 
 /// How the names of plug-ins end. `.la` describes the library beside it to those that load it.
 const PLUGINS_END: [&[u8]; 8] = [b".so", b".la", b".lua", b".py", b".pl", b".pm", b".rb", b".js"];
 
-/// Directories with its plug-ins, in a directory that is called like the program.
+/// Directories with plug-ins, in a directory that is called like the program.
 const PLUGINS_IN: [&str; 5] =
     ["/usr/lib", "/usr/lib/*-linux-*", "/usr/lib64", "/usr/libexec", "/opt"];
 
@@ -72,9 +68,9 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     /// Runs `look` unless settings have taken too many look-ups: what else is guessed needs some.
     fn within_look_ups(&mut self, look: impl FnOnce(&mut Self)) {
         if self.settings.look_ups < LOOK_UPS {
-            let before = self.paths.percent_spent();
+            let before = self.paths.steps_left();
             look(self);
-            self.settings.look_ups += self.paths.percent_spent() - before;
+            self.settings.look_ups += before - self.paths.steps_left();
         }
     }
 
@@ -120,10 +116,6 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         if !is_name || !self.settings.seen.insert(name.to_vec()) {
             return;
         }
-        let fill = |pattern: &str| {
-            let parts = pattern.split("$NAME").map(str::as_bytes).collect::<Vec<_>>();
-            parts.join(name)
-        };
         if self.settings.places.is_none() {
             let places = PLUGINS_IN.map(|place| self.paths.directories(place.as_bytes()));
             self.settings.places = Some(places.into_iter().flatten().collect());
@@ -133,11 +125,10 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 self.add_plugins(directory);
             }
         }
-        for place in SETTINGS_OF {
-            self.add_setting(&fill(place), FILES);
-        }
+        self.add_setting(&[&b"/etc/"[..], name, b".conf"].concat(), FILES);
+        self.add_setting(&[&b"/etc/"[..], name].concat(), FILES);
         self.add_settings_here(name);
-        let data = self.paths.matching(&fill(DATA_OF));
+        let data = self.paths.matching(&[&b"/usr/share/"[..], name, b"/*"].concat());
         let bytes = data.iter().map(|file| file.size).fold(0, u64::saturating_add);
         if data.len() <= FILES && bytes <= DATA && self.settings.data_bytes + bytes <= ALL_DATA {
             self.settings.data_bytes += bytes;
@@ -156,12 +147,8 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 names.push(found.to_vec());
             }
         }
-        names.extend(
-            self.paths
-                .named(&current, &[b".", name, b"rc"].concat())
-                .iter()
-                .map(|found| found.to_vec()),
-        );
+        let hidden = self.paths.named(&current, &[b".", name, b"rc"].concat());
+        names.extend(hidden.iter().map(|found| found.to_vec()));
         for name in names {
             let Some(file) = self.paths.file(&current, &name) else { continue };
             self.add_setting(&file.path, 1);
@@ -169,8 +156,13 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         }
     }
 
+    /// Adds a directory that a constant of a program names.
+    pub(super) fn add_constant_directory(&mut self, directory: &[u8]) {
+        self.within_look_ups(|guess| guess.add_named_directory(directory));
+    }
+
     /// Adds a directory that a program's constants or settings name: of settings, or of plug-ins.
-    pub(super) fn add_named_directory(&mut self, directory: &[u8]) {
+    fn add_named_directory(&mut self, directory: &[u8]) {
         let parts = directory.split(|byte| *byte == b'/').skip(1).collect::<Vec<_>>();
         match parts[..] {
             [b"etc", _, ..] => self.add_setting(directory, NAMED_FILES),
@@ -250,7 +242,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             }
         }
         for directory in mem::take(&mut self.settings.unlisted) {
-            self.list_plugins(&directory);
+            self.within_look_ups(|guess| guess.list_plugins(&directory));
         }
     }
 

@@ -291,6 +291,11 @@ mod tests {
         let expected =
             ["strict.pm", "parent.pm", "A/B.pm", "Mojo/Base.pm", "C.pm", "D.pm", "F/G.pm"];
         assert_eq!(texts(perl), expected);
+        let lua_names =
+            lua(b"local a = require 'a.b'\npcall(require, \"c\")\nsoftreq(\"d\")\nrequired 'e'");
+        assert_eq!(texts(lua_names), ["a.b", "c", "d"]);
+        let places = lua_places(b"D='/opt/app'\npackage.path = './x/?.lua;/y/?/init.lua'");
+        assert_eq!(texts(places), ["/opt/app", "./x/", "/y/"]);
         let r = r(b"library(ggplot2); suppressMessages(require(\"dplyr\"))");
         assert_eq!(texts(r), ["ggplot2", "dplyr"]);
         let needs = r_needs(

@@ -43,7 +43,7 @@ const SHORTEST: usize = 2;
 /// The endings of a program's settings in the directory in which it starts, besides `.config.*`.
 const SETTINGS_HERE: [&[u8]; 6] = [b"conf", b"ini", b"json", b"toml", b"yaml", b"yml"];
 
-/// Maximum bytes of the data in `/usr/share` that are read: of one program, and of all in one image.
+/// Maximum bytes of data in `/usr/share` that are read: of one program, and of all in one image.
 const DATA: u64 = 2 << 20;
 const ALL_DATA: u64 = 8 << 20;
 

@@ -1,17 +1,22 @@
 //! Names in the constants of programs and libraries, for the image's maker: a node would have to
 //! fetch all of each.
 //!
-//! A compiler ends a constant text with a zero byte. Some texts name what a program opens or loads
-//! by itself: files of the image, and Python's modules.
+//! A compiler ends a constant text with a zero byte. Some texts name what a program opens, loads or
+//! runs by itself: files of the image, Python's modules, and commands for a shell.
 
 use std::collections::HashSet;
 
 use super::{
-    Content, Piece, imports::Import, paths::Found, settings::may_have_settings, state::Guess,
+    Content, Piece,
+    imports::Import,
+    linker::Asker,
+    paths::Found,
+    settings::may_have_settings,
+    state::{Guess, Role},
 };
 
-/// Maximum size of a program or library that is searched. Bigger ones hold tables and code, and
-/// there are few names among millions of texts.
+/// Maximum size of a program or library that is searched for any name. Bigger ones hold tables and
+/// code, and there are few names among millions of texts.
 const SEARCHED: u64 = 64 << 20;
 
 /// Bytes of one read.
@@ -27,39 +32,86 @@ const NAMES: usize = 1 << 14;
 /// Maximum size of a named file. Bigger ones are read in parts, if at all.
 const NAMED: u64 = 128 << 10;
 
+/// Maximum size of a program that a path names. Most of those that are named are not run.
+const NAMED_PROGRAM: u64 = 256 << 10;
+
+/// A program, library or compiled module whose constants are searched.
+#[derive(Debug)]
+pub(super) struct Unsearched {
+    pub(super) file: Found,
+    /// Names that count however big the file is: of what is beside a program.
+    pub(super) beside: HashSet<Vec<u8>>,
+}
+
 /// The texts in a program's constants that could be names.
-pub(super) async fn names(content: &dyn Content, file: &Found) -> HashSet<Vec<u8>> {
+pub(super) async fn names(
+    content: &dyn Content,
+    Unsearched { file, beside }: &Unsearched,
+) -> HashSet<Vec<u8>> {
     let (mut names, mut before) = (HashSet::new(), Vec::new());
+    let mut room = if file.size <= SEARCHED { NAMES } else { 0 };
     let mut at = 0;
-    while at < file.size && file.size <= SEARCHED && names.len() < NAMES {
+    while at < file.size && (room > 0 || !beside.is_empty()) {
         let range = at..file.size.min(at + READ);
         let Some(bytes) = content.read(&Piece { file: file.nid, range }).await else { break };
         at += READ;
         before.extend(bytes);
         let end = before.iter().rposition(|byte| *byte == 0).unwrap_or_default();
         let rest = before.split_off(end);
-        let room = NAMES - names.len();
-        names.extend(texts(&before).map(<[u8]>::to_vec).take(room));
+        for text in texts(&before) {
+            if beside.contains(text) {
+                names.insert(text.to_vec());
+            } else if room > 0 && is_likely(text) && names.insert(text.to_vec()) {
+                room -= 1;
+            }
+        }
         // What is longer is no name, whatever follows.
         before = if rest.len() <= LONGEST + 1 { rest } else { Vec::new() };
     }
     names
 }
 
-/// Texts between zeros that could be a path, or a name with a dot; also that before the end.
+/// Texts between zeros that could be a path, a name or a command; also that before the end.
 fn texts(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-+/".contains(byte);
-    let is_name = move |text: &&[u8]| {
-        (SHORTEST..=LONGEST).contains(&text.len())
-            && text.iter().all(is_part)
-            && (text.contains(&b'.') || text[0] == b'/')
+    let may_count = move |text: &&[u8]| {
+        (SHORTEST..=LONGEST).contains(&text.len()) && (text.iter().all(is_part) || is_command(text))
     };
-    bytes.split(|byte| *byte == 0).skip(1).filter(is_name)
+    bytes.split(|byte| *byte == 0).skip(1).filter(may_count)
+}
+
+/// Returns whether a text is a path, a command, or a name with a dot.
+fn is_likely(text: &[u8]) -> bool {
+    text.contains(&b'.') || text[0] == b'/' || is_command(text)
+}
+
+/// Returns whether a text is for a shell, which it tells to become another program.
+fn is_command(text: &[u8]) -> bool {
+    text.starts_with(b"exec ")
 }
 
 impl<B: AsRef<[u8]>> Guess<'_, B> {
+    /// Takes a program or library whose constants may name files.
+    pub(super) fn take_unsearched(&mut self) -> Option<Unsearched> {
+        if self.paths.is_spent() {
+            return None;
+        }
+        let file = self.unsearched.pop_front()?;
+        self.search_left = self.search_left.checked_sub(file.size)?;
+        // In the directories of all programs and libraries, other programs' files are beside it.
+        let is_shared = |guess: &Self| {
+            guess.process.search_path().iter().any(|place| place == file.directory())
+        };
+        let beside = match self.is_run(&file) && !is_shared(self) {
+            true => self.paths.names_in(file.directory()),
+            false => HashSet::new(),
+        };
+        Some(Unsearched { file, beside })
+    }
+
     /// Adds what the constants of a program or library name.
-    pub(super) fn follow_constants(&mut self, file: &Found, names: &HashSet<Vec<u8>>) {
+    pub(super) fn follow_constants(&mut self, searched: &Unsearched, names: &HashSet<Vec<u8>>) {
+        let Unsearched { file, beside } = searched;
         // The same image gives the same guess.
         let mut names: Vec<_> = names.iter().map(Vec::as_slice).collect();
         names.sort_unstable();
@@ -73,16 +125,37 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
             }
             return self.add_imports(&imports, found);
         }
-        let has_settings = self.is_run(file) && may_have_settings(file.name());
+        let is_run = self.is_run(file);
+        let has_settings = is_run && may_have_settings(file.name());
         for name in names {
-            if has_settings && let Some(directory) = self.named_directory(name) {
+            if is_command(name) {
+                if is_run {
+                    self.follow_script(&file.path, name, &[]);
+                }
+            } else if beside.contains(name) {
+                self.add_beside(file, name);
+            } else if has_settings && let Some(directory) = self.named_directory(name) {
                 self.add_constant_directory(&directory);
-            } else if let Some(found) = self.named(name)
+            } else if let Some(found) = self.named(name, is_run)
                 && let Some(left) = self.named_left.checked_sub(found.size)
             {
                 self.named_left = left;
-                self.want(&found);
+                match found.is_executable {
+                    true => self.visit(found, Role::Library(Asker::default())),
+                    false => self.want(&found),
+                }
             }
+        }
+    }
+
+    /// Adds what a program names of the files beside it.
+    fn add_beside(&mut self, program: &Found, name: &[u8]) {
+        match self.paths.file(program.directory(), name) {
+            Some(file) if file.is_library() || file.is_executable => {
+                self.visit(file, Role::Library(Asker::default()));
+            }
+            Some(file) => self.want(&file),
+            None => {}
         }
     }
 
@@ -92,14 +165,20 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     }
 
     /// The file that a constant names, by a path or by a name that no other file has. Libraries are
-    /// not meant: most of those that are named are for cases which do not occur.
-    fn named(&mut self, name: &[u8]) -> Option<Found> {
+    /// not meant: most of those that are named are for cases which do not occur. Programs are where
+    /// a program is run that has the path of another one.
+    fn named(&mut self, name: &[u8], is_run: bool) -> Option<Found> {
         let found = match name.contains(&b'/') {
             true if name.starts_with(b"/") => self.paths.file(b"/", name)?,
             false if name.contains(&b'.') => self.paths.only(name)?,
             true | false => return None,
         };
-        let may_be_read = !found.is_library() && !found.is_executable && found.size <= NAMED;
+        let most = match found.is_executable {
+            true if is_run && name.starts_with(b"/") => NAMED_PROGRAM,
+            true => 0,
+            false => NAMED,
+        };
+        let may_be_read = !found.is_library() && found.size <= most;
         (may_be_read && !self.is_known(&found)).then_some(found)
     }
 }
@@ -119,8 +198,12 @@ mod tests {
     #[test]
     fn names_end_with_zeros_and_begin_behind_them() {
         let found = |bytes: &[u8]| texts(bytes).map(<[u8]>::to_vec).collect::<Vec<_>>();
-        let bytes = b"head\0a.conf\0two words.x\0a.b\0plain\0/etc/x\0tail.x";
-        assert_eq!(found(bytes), [&b"a.conf"[..], b"/etc/x", b"tail.x"]);
+        let bytes = b"head\0a.conf\0two words.x\0a.b\0plain\0/etc/x\0exec cc -o %s\0tail.x";
+        let expected = [&b"a.conf"[..], b"plain", b"/etc/x", b"exec cc -o %s", b"tail.x"];
+        assert_eq!(found(bytes), expected);
+        assert!(
+            !is_likely(b"plain") && expected.iter().filter(|text| is_likely(text)).count() == 4
+        );
         assert!(found(b"\0\xff\xfeab.so\0").is_empty());
         assert!(found(&[&[0][..], &[b'a'; 129], &[0]].concat()).is_empty());
     }

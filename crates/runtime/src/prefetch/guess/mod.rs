@@ -162,6 +162,7 @@ async fn follow<B: AsRef<[u8]> + Sync>(
         let mut next = looking.next().await;
         if next.is_none() && !guess.follow_scripts() {
             // Less likely than all that was followed so far.
+            guess.want_late();
             let program = content.is_at_hand().then(|| guess.take_unsearched()).flatten();
             let Some(program) = program else { break };
             let names = constants::names(content, &program).await;

@@ -274,12 +274,29 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                     self.listed.push((file, imports.clone()));
                 }
                 Import::Listed(_) => {}
+                Import::Class(name) => {
+                    let files = self.class_map.ask(name);
+                    self.add_classes(imports, &files);
+                }
+                Import::ClassMap(entries) => {
+                    let files = self.class_map.add(entries);
+                    self.add_classes(imports, &files);
+                }
                 Import::AllListed => {
                     self.loads_listed = true;
                     for (file, imports) in mem::take(&mut self.listed) {
                         self.visit_module(file, &imports);
                     }
                 }
+            }
+        }
+    }
+
+    /// Adds those of these files that the image has.
+    fn add_classes(&mut self, imports: &Arc<Imports>, files: &[Vec<u8>]) {
+        for path in files {
+            if let Some(file) = self.paths.file(b"/", path) {
+                self.visit_module(file, imports);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Names in an image, followed as the kernel follows them in a container.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     ops::ControlFlow,
     sync::Arc,
 };
@@ -164,9 +164,19 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
         names.map(Vec::as_slice).unwrap_or_default()
     }
 
+    /// The names in a directory.
+    pub(super) fn names_in(&mut self, directory: &[u8]) -> HashSet<Vec<u8>> {
+        self.list(directory, b"*").into_iter().map(<[u8]>::to_vec).collect()
+    }
+
     /// [`Paths::file`], for many look-ups in few directories, most of them without success.
     pub(super) fn known(&mut self, directory: &[u8], path: &[u8]) -> Option<Found> {
         if self.may_have(directory, path) { self.file(directory, path) } else { None }
+    }
+
+    /// Returns whether `path` leads to a directory from the directory `base`, at the same low cost.
+    pub(super) fn known_directory(&mut self, base: &[u8], path: &[u8]) -> bool {
+        self.may_have(base, path) && self.directory(base, path).is_some()
     }
 
     /// Returns whether `directory` has the first name of the relative `path`, at the same low cost.

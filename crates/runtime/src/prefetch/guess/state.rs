@@ -15,7 +15,7 @@ use super::{
     command::{self, Process},
     elf::Elf,
     habits::{self, habits, with_script},
-    imports::{Classes, Imports, Language},
+    imports::{ClassMap, Classes, Imports, Language, is_class_loader},
     known_settings::Settings,
     linker::{Asker, CONFIGURATION, LIBRARY_PATH, Linker, is_of_c_library},
     paths::{Found, Paths},
@@ -45,6 +45,10 @@ const BIG: u64 = 64 << 20;
 /// How many bytes such a library has at most for each of code: of one that only holds data, as
 /// libicudata.so does, a tenth to a half was read.
 const DATA_PER_CODE: u64 = 64;
+
+/// Bytes of code and data of a bigger program or library that are wanted before its libraries are
+/// known. The rest would take room, and the link, from files that are read first.
+const FIRST_CODE: u64 = 64 << 20;
 
 /// Bytes at the beginning of a bigger file that are always read.
 pub(super) const HEAD: u64 = 1 << 20;
@@ -87,6 +91,7 @@ impl Visit {
     pub(super) fn bytes(&self) -> u64 {
         let limit = match &self.role {
             Role::Module(imports) if imports.has_tables() => ARCHIVE,
+            Role::Module(_) if is_class_loader(self.file.name()) => ARCHIVE,
             _ => TEXT,
         };
         self.file.size.min(limit)
@@ -138,15 +143,17 @@ pub(super) struct Guess<'a, B> {
     /// Modules that applications list, while it is not known that they are loaded.
     pub(super) listed: Vec<(Found, Arc<Imports>)>,
     pub(super) loads_listed: bool,
+    /// The files of classes in PHP.
+    pub(super) class_map: ClassMap,
     /// Classes of a program in Java, and archives with its main class.
     pub(super) classes: Classes,
     pub(super) run_archives: HashSet<Nid>,
     /// Compiled modules of interpreters, with the imports of these.
     pub(super) extensions: HashMap<Nid, Arc<Imports>>,
     /// Programs and libraries whose constants were not searched for names.
-    unsearched: VecDeque<Found>,
+    pub(super) unsearched: VecDeque<Found>,
     /// Bytes that may yet be searched.
-    search_left: u64,
+    pub(super) search_left: u64,
     /// What files that constants name may yet have together.
     pub(super) named_left: u64,
     known: HashSet<Nid>,
@@ -163,6 +170,8 @@ pub(super) struct Guess<'a, B> {
     budget: u64,
     /// Pieces that are certainly needed and were not taken yet.
     wanted: Vec<Piece>,
+    /// Further code of big programs and libraries, wanted when nothing else follows.
+    late: Vec<Piece>,
     /// Pieces that may be needed.
     doubtful: Vec<Piece>,
     /// Programs that were not taken yet.
@@ -187,6 +196,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             interpreters: Vec::new(),
             listed: Vec::new(),
             loads_listed: false,
+            class_map: ClassMap::default(),
             classes: Classes::default(),
             run_archives: HashSet::new(),
             extensions: HashMap::new(),
@@ -200,6 +210,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             again: AGAIN,
             budget: BYTES,
             wanted: Vec::new(),
+            late: Vec::new(),
             doubtful: Vec::new(),
             programs: Vec::new(),
             unseen: VecDeque::new(),
@@ -227,14 +238,12 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         mem::take(&mut self.programs)
     }
 
-    /// Takes a program or library whose constants may name files.
-    pub(super) fn take_unsearched(&mut self) -> Option<Found> {
-        if self.paths.is_spent() {
-            return None;
+    /// Wants as much as there is room for of the code that was put off.
+    pub(super) fn want_late(&mut self) {
+        for Piece { file, range } in mem::take(&mut self.late) {
+            let end = range.end.min(range.start.saturating_add(self.budget));
+            self.want_piece(Piece { file, range: range.start..end });
         }
-        let next = self.unsearched.pop_front()?;
-        self.search_left = self.search_left.checked_sub(next.size)?;
-        Some(next)
     }
 
     /// Takes the doubtful pieces, once nothing more follows.
@@ -565,12 +574,16 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         let end = file.size - TAIL;
         let mut between = Vec::new();
         let mut from = HEAD;
+        let mut first = FIRST_CODE;
         for part in &elf.code_and_data {
             let part = part.start.clamp(from, end)..part.end.min(end);
             if !part.is_empty() {
                 between.push(from..part.start);
                 from = part.end;
-                self.want_piece(Piece { file: file.nid, range: part });
+                let late = part.end.min(part.start + first);
+                first -= late - part.start;
+                self.want_piece(Piece { file: file.nid, range: part.start..late });
+                self.late.push(Piece { file: file.nid, range: late..part.end });
             }
         }
         between.push(from..end);

@@ -16,18 +16,18 @@ impl Imports {
         let is_described = |path: &[u8]| paths.known(path, b"package.json");
         let described = ancestors(file.directory()).find_map(is_described);
         let mut found = Vec::from_iter(described.map(Import::Data));
+        let above = ancestors(file.directory()).map(|path| [path, b"/node_modules"].concat());
+        let places: Vec<_> = above.chain(self.roots.iter().cloned()).collect();
         for name in text::javascript(bytes) {
-            if name.starts_with(b"./") || name.starts_with(b"../") || name.starts_with(b"/") {
+            if matches!(name.split(|byte| *byte == b'/').next(), Some(b"" | b"." | b"..")) {
                 found.extend(javascript_module(paths, file.directory(), &name));
-                continue;
+            } else {
+                found.extend(of_package(paths, &places, &name));
             }
-            let package = package_of(&name);
-            let above = ancestors(file.directory()).map(|path| [path, b"/node_modules"].concat());
-            let places: Vec<_> = above.chain(self.roots.iter().cloned()).collect();
-            let has = |place: &&Vec<u8>| paths.directory(place, package).is_some();
-            if let Some(place) = places.iter().find(has) {
-                found.extend(javascript_module(paths, place, &name));
-            }
+        }
+        // What settings, and programs with plug-ins, name without loading it there.
+        for name in text::javascript_packages(bytes) {
+            found.extend(of_package(paths, &places, &name));
         }
         found
     }
@@ -56,6 +56,16 @@ impl Imports {
         }
         found
     }
+}
+
+/// The module `name` of a package that is in the first of these places which has the package.
+fn of_package(
+    paths: &mut Paths<'_, impl AsRef<[u8]>>,
+    places: &[Vec<u8>],
+    name: &[u8],
+) -> Option<Import> {
+    let place = places.iter().find(|place| paths.known_directory(place, package_of(name)))?;
+    javascript_module(paths, place, name)
 }
 
 /// The module `name` in `directory`, as Node.js looks for it.

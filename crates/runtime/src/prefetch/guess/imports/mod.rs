@@ -13,6 +13,7 @@ mod erlang;
 mod java;
 mod javascript;
 mod lua;
+mod php;
 mod pyc;
 mod python;
 mod r;
@@ -27,6 +28,7 @@ use super::paths::{Found, Paths, matches};
 pub(super) use self::{
     dotnet::dotnet,
     java::{Classes, Place, main_class, main_of},
+    php::{ClassMap, is_class_loader},
     shell::{Started, run as shell},
 };
 #[cfg(test)]
@@ -172,6 +174,10 @@ pub(super) enum Import {
     Listed(Found),
     /// The program loads all modules that its applications list.
     AllListed,
+    /// A class that is used; a class loader may have its file.
+    Class(Vec<u8>),
+    /// What a class loader has: names of classes, and paths.
+    ClassMap(Vec<(Vec<u8>, Vec<u8>)>),
 }
 
 impl Imports {

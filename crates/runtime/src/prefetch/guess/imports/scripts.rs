@@ -1,8 +1,8 @@
-//! Modules of Ruby, Perl and PHP, which are named by paths.
+//! Modules of Ruby and Perl, which are named by paths.
 
 use super::{
     super::paths::{Found, Paths},
-    Import, Imports, ancestors, import, text,
+    Import, Imports, import, text,
 };
 
 /// Where Debian describes gems whose files are in the directories of the interpreter.
@@ -124,37 +124,5 @@ impl Imports {
         // What is in it is loaded when it is called.
         let split = with(b"autosplit.ix").map(Import::Data);
         module.into_iter().chain(library).chain(split).collect()
-    }
-
-    pub(super) fn follow_php(
-        &self,
-        paths: &mut Paths<'_, impl AsRef<[u8]>>,
-        file: &Found,
-        bytes: &[u8],
-    ) -> Vec<Import> {
-        /// `__DIR__ . '/../a.php'` is relative to the file; `BASE . 'a.php'` is relative to one of
-        /// the directories above it.
-        const ABOVE: usize = 3;
-        /// Where applications have their classes.
-        const CLASSES: [&[u8]; 6] = [b"/src", b"/inc", b"/lib", b"/app", b"/includes", b"/classes"];
-        let mut found = Vec::new();
-        let above = ancestors(file.directory()).take(ABOVE).map(<[u8]>::to_vec);
-        let mut places: Vec<_> = above.chain(self.roots.iter().cloned()).collect();
-        for name in text::php(bytes) {
-            let name = name.strip_prefix(b"/").unwrap_or(&name);
-            found.extend(places.iter().find_map(|place| paths.known(place, name)).map(import));
-        }
-        let of_root = |root: &Vec<u8>| CLASSES.map(|classes| [root, classes].concat());
-        places.extend(self.roots.iter().flat_map(of_root));
-        for class in text::php_classes(bytes) {
-            // What a directory's namespace is called is not known: `A/B/C.php`, `B/C.php`, `C.php`.
-            let parts = class.iter().enumerate().filter(|(_, byte)| **byte == b'/');
-            let starts = std::iter::once(0).chain(parts.map(|(at, _)| at + 1));
-            let file = starts.take(ABOVE).find_map(|start| {
-                places.iter().find_map(|place| paths.known(place, &class[start..]))
-            });
-            found.extend(file.map(import));
-        }
-        found
     }
 }

@@ -1,10 +1,10 @@
 //! Imports found as text: words after `import` and `require`, quoted paths.
 
 /// Names that are taken from one file.
-const NAMES: usize = 1024;
+pub(super) const NAMES: usize = 1024;
 
 /// Longest name or path of interest.
-const LONGEST: usize = 256;
+pub(super) const LONGEST: usize = 256;
 
 /// Python's imports outside of functions: `a.b`, `.c`, each followed by the names imported from it.
 pub(super) fn python(source: &[u8]) -> Vec<Vec<u8>> {
@@ -72,9 +72,22 @@ pub(super) fn quoted(source: &[u8], keep: impl Fn(&[u8], &[u8]) -> bool) -> Vec<
 
 /// JavaScript: required or imported modules.
 pub(super) fn javascript(source: &[u8]) -> Vec<Vec<u8>> {
+    const BEFORE: [&[u8]; 4] = [b"require", b"require.resolve", b"import", b"from"];
     quoted(source, |before, _| {
         let before = before.strip_suffix(b"(").unwrap_or(before).trim_ascii_end();
-        [&b"require"[..], b"import", b"from"].iter().any(|word| before.ends_with(word))
+        BEFORE.iter().any(|word| before.ends_with(word))
+    })
+}
+
+/// JavaScript: quoted names that packages have and other words hardly: `@babel/core`, `babel-jest`.
+pub(super) fn javascript_packages(source: &[u8]) -> Vec<Vec<u8>> {
+    let is_part =
+        |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"@/._-".contains(byte);
+    quoted(source, |_, word| {
+        word.iter().all(is_part)
+            && word.strip_prefix(b"@").map_or(true, |rest| rest.contains(&b'/'))
+            && word.iter().any(|byte| b"@-".contains(byte))
+            && word[0] != b'.'
     })
 }
 
@@ -107,40 +120,6 @@ pub(super) fn ruby_patterns(source: &[u8]) -> Vec<Vec<u8>> {
 pub(super) fn ruby_program(source: &[u8]) -> Option<[Vec<u8>; 2]> {
     let words = quoted(source, |before, _| before.windows(9).any(|part| part == b"bin_path("));
     words.get(..2)?.to_vec().try_into().ok()
-}
-
-/// PHP: whatever looks like a script.
-pub(super) fn php(source: &[u8]) -> Vec<Vec<u8>> {
-    const ENDINGS: [&[u8]; 3] = [b".php", b".inc", b".phtml"];
-    quoted(source, |_, word| ENDINGS.iter().any(|ending| word.ends_with(ending)))
-}
-
-/// PHP: classes that are used, as paths: `A/B.php`.
-pub(super) fn php_classes(source: &[u8]) -> Vec<Vec<u8>> {
-    const BEFORE: [&[u8]; 5] = [b"use", b"extends", b"implements", b"new", b"instanceof"];
-    let is_of_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"_\\".contains(byte);
-    let mut names: Vec<&[u8]> = Vec::new();
-    let mut before: &[u8] = b"";
-    let mut rest = source;
-    while let Some(start) = rest.iter().position(is_of_name)
-        && names.len() < NAMES
-    {
-        let len = rest[start..].iter().position(|byte| !is_of_name(byte));
-        let (word, after) = rest[start..].split_at(len.unwrap_or(rest.len() - start));
-        let name = word.strip_prefix(b"\\").unwrap_or(word);
-        let is_class =
-            name.first().is_some_and(|first| first.is_ascii_uppercase()) || name.contains(&b'\\');
-        let is_used = BEFORE.contains(&before) || after.starts_with(b"::");
-        if is_class && is_used && !names.contains(&name) {
-            names.push(name);
-        }
-        (before, rest) = (word, after);
-    }
-    let path = |name: Vec<u8>| {
-        let slashes = name.into_iter().map(|byte| if byte == b'\\' { b'/' } else { byte });
-        slashes.chain(*b".php").collect()
-    };
-    bounded(names).into_iter().map(path).collect()
 }
 
 /// Perl: modules that are used or required, as paths.
@@ -242,7 +221,7 @@ pub(super) fn r_needs(description: &[u8]) -> Vec<Vec<u8>> {
     bounded(names)
 }
 
-fn bounded(names: Vec<&[u8]>) -> Vec<Vec<u8>> {
+pub(super) fn bounded(names: Vec<&[u8]>) -> Vec<Vec<u8>> {
     let fits = |name: &&[u8]| (1..=LONGEST).contains(&name.len());
     names.into_iter().filter(fits).take(NAMES).map(<[u8]>::to_vec).collect()
 }
@@ -279,12 +258,6 @@ mod tests {
             b"Dir[\"#{__dir__}/tags/*.rb\"].each { |f| require f }\nrequire_all 'a/b'\nx = '*.rb'",
         );
         assert_eq!(texts(patterns), ["tags/*.rb", "a/b/*.rb"]);
-        let php = php(b"<?php require_once __DIR__ . '/a.php'; include 'b/c.inc'; echo 'no';");
-        assert_eq!(texts(php), ["/a.php", "b/c.inc"]);
-        let classes = php_classes(
-            b"<?php namespace a\\b; use a\\C; class D extends E { f() { return new \\F\\G(H::i()); } }",
-        );
-        assert_eq!(texts(classes), ["a/C.php", "E.php", "F/G.php", "H.php"]);
         let perl = perl(
             b"use strict;\nuse parent qw(A::B);\nuse Mojo::Base 'C';\nrequire D;\neval { require F::G };\nuse 5.10;\n__END__\nuse E;",
         );

@@ -20,12 +20,14 @@ fn the_maker_finds_files_that_programs_name() {
         "libseldom.so.1",
         "twice.txt",
         "/usr/bin/other",
+        "/usr/bin/big",
         "big.dat",
     ];
     let config = json!({ "config": { "Cmd": ["tool"] } });
     let image = usual()
         .program("/usr/bin/tool", &with(&program(&["libz.so", "libc.so.6"]), &texts))
         .program("/usr/bin/other", &program(&[]))
+        .program("/usr/bin/big", &with(&program(&[]), &["x".repeat(256 << 10).as_str()]))
         .file("/etc/tools/a.conf", b"settings")
         .file("/usr/share/tools/plugins.list", b"one")
         .file("/usr/lib/x86_64-linux-gnu/libz.so", &with(&shared(&[]), &["messages.msg"]))
@@ -36,9 +38,51 @@ fn the_maker_finds_files_that_programs_name() {
         .file("/usr/share/big.dat", &vec![b'x'; (128 << 10) + 1]);
     let by_node = image.guessed(&config);
     let by_maker = image.guessed_by_maker(&config);
-    let added =
-        ["/etc/tools/a.conf", "/usr/share/tools/plugins.list", "/usr/share/tools/messages.msg"];
+    let added = [
+        "/etc/tools/a.conf",
+        "/usr/bin/other",
+        "/usr/share/tools/plugins.list",
+        "/usr/share/tools/messages.msg",
+    ];
     assert_eq!(by_maker, [&by_node[..], &added.map(str::to_owned)].concat());
+}
+
+#[test]
+fn the_maker_finds_what_a_program_names_of_the_files_beside_it() {
+    let texts = ["helper", "data.bin", "libplug.so", "data.old", "other"];
+    let config = json!({ "config": { "Cmd": ["/opt/tool/tool"] } });
+    let big = vec![b'x'; 300 << 10];
+    let image = usual()
+        .program("/opt/tool/tool", &with(&program(&["libc.so.6"]), &texts))
+        .program("/opt/tool/helper", &program(&["libz.so"]))
+        .file("/opt/tool/data.bin", &big)
+        .file("/opt/tool/unnamed.bin", &big)
+        .file("/opt/tool/libplug.so", &shared(&[]))
+        .file("/usr/lib/x86_64-linux-gnu/libz.so", &shared(&[]))
+        .program("/usr/bin/other", &program(&[]));
+    let by_node = image.guessed(&config);
+    let by_maker = image.guessed_by_maker(&config);
+    let added = [
+        "/opt/tool/data.bin",
+        "/opt/tool/helper",
+        "/opt/tool/libplug.so",
+        "/usr/lib/x86_64-linux-gnu/libz.so",
+    ];
+    assert_eq!(by_maker, [&by_node[..], &added.map(str::to_owned)].concat());
+}
+
+#[test]
+fn the_maker_finds_commands_that_a_program_gives_to_a_shell() {
+    let texts = ["exec cc -shared -o %o %s", "run ls"];
+    let config = json!({ "config": { "Cmd": ["tool"] } });
+    let image = usual()
+        .program("/usr/bin/tool", &with(&program(&["libz.so", "libc.so.6"]), &texts))
+        .file("/usr/lib/x86_64-linux-gnu/libz.so", &with(&shared(&[]), &["exec ls"]))
+        .program("/usr/bin/cc", &program(&[]))
+        .program("/usr/bin/ls", &program(&[]));
+    let by_node = image.guessed(&config);
+    let by_maker = image.guessed_by_maker(&config);
+    assert_eq!(by_maker, [&by_node[..], &["/usr/bin/cc".to_owned()]].concat());
 }
 
 #[test]

@@ -201,7 +201,10 @@ fn javascript_brings_packages_by_their_manifests() {
         .file(&format!("{modules}/a/dist/unused.js"), b"0")
         .file(&format!("{modules}/a/extra.json"), b"{}")
         .file(&format!("{modules}/a/node_modules/deep/index.js"), b"0")
-        .file(&format!("{modules}/@s/c/d.js"), b"0")
+        .file(&format!("{modules}/@s/c/d.js"), b"require('.'); r = 'plug-in'; s = 'unused'")
+        .file(&format!("{modules}/@s/c/index.js"), b"require.resolve('./e')")
+        .file(&format!("{modules}/@s/c/e.js"), b"0")
+        .file(&format!("{modules}/plug-in/index.js"), b"0")
         .file(&format!("{modules}/unused/index.js"), b"0")
         // Says of which kind the modules of the application are.
         .file("/srv/package.json", b"{}");
@@ -209,13 +212,41 @@ fn javascript_brings_packages_by_their_manifests() {
         "/srv/index.js".to_owned(),
         "/srv/lib/b.js".into(),
         format!("{modules}/@s/c/d.js"),
+        format!("{modules}/@s/c/e.js"),
+        format!("{modules}/@s/c/index.js"),
         format!("{modules}/a/dist/main.js"),
         format!("{modules}/a/extra.json"),
         format!("{modules}/a/node_modules/deep/index.js"),
         format!("{modules}/a/package.json"),
+        format!("{modules}/plug-in/index.js"),
         "/srv/package.json".into(),
     ];
     assert_eq!(guessed(&image, &["node", "index.js"], "/usr/bin/node"), expected);
+}
+
+#[test]
+fn php_brings_classes_from_the_arrays_of_class_loaders() {
+    let map = b"<?php return array(\n'A\\\\B' => $vendorDir . '/a/B.php',\n\
+        'A\\\\D' => $vendorDir . '/a/D.php',\n'A\\\\E' => $vendorDir . '/a/E.php',\n\
+        'C\\\\' => array($vendorDir . '/c/src'));";
+    let image = usual()
+        .program("/usr/bin/php8.2", b"")
+        .file("/srv/a.php", b"<?php require 'vendor/autoload.php'; A\\B::run(); new C\\F;")
+        .file("/srv/vendor/autoload.php", b"<?php require __DIR__ . '/composer/autoload_map.php';")
+        .file("/srv/vendor/composer/autoload_map.php", map)
+        .file("/srv/vendor/a/B.php", b"<?php\nnamespace A;\nclass B extends D {}")
+        .file("/srv/vendor/a/D.php", b"<?php")
+        .file("/srv/vendor/a/E.php", b"<?php")
+        .file("/srv/vendor/c/src/F.php", b"<?php");
+    let expected = [
+        "/srv/a.php",
+        "/srv/vendor/a/B.php",
+        "/srv/vendor/a/D.php",
+        "/srv/vendor/autoload.php",
+        "/srv/vendor/c/src/F.php",
+        "/srv/vendor/composer/autoload_map.php",
+    ];
+    assert_eq!(guessed(&image, &["php8.2", "a.php"], "/usr/bin/php8.2"), expected);
 }
 
 #[test]

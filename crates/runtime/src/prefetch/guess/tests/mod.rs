@@ -356,6 +356,23 @@ fn constants_of_big_libraries_come_last() {
     assert_eq!(last.collect::<Vec<_>>(), ["/usr/lib/libbig.so"; 2]);
 }
 
+#[test]
+fn libraries_come_before_the_rest_of_a_big_programs_code() {
+    const MIB: u64 = 1 << 20;
+    let forged =
+        Forged { code: Some(2 * MIB..76 * MIB), needed: &["libsmall.so"], ..Forged::default() };
+    let mut big = forged.bytes();
+    big.resize(80 << 20, 0);
+    let image = usual().program("/usr/bin/a", &big).file("/usr/lib/libsmall.so", &shared(&[]));
+    let pieces = image.pieces(&json!({ "config": { "Cmd": ["a"] } }));
+    let at = |path: &str, start: u64| {
+        pieces.iter().position(|(of, range)| of == path && range.start == start * MIB).unwrap()
+    };
+    assert!(at("/usr/bin/a", 2) < at("/usr/lib/libsmall.so", 0));
+    assert!(at("/usr/lib/libsmall.so", 0) < at("/usr/bin/a", 66));
+    assert_eq!(pieces[at("/usr/bin/a", 66)].1.end, 76 * MIB);
+}
+
 /// A server loads plug-ins that its settings name.
 #[test]
 fn a_library_that_was_missed_brings_its_libraries() {

@@ -22,9 +22,10 @@ const SEARCHED: u64 = 64 << 20;
 /// Bytes of one read.
 const READ: u64 = 1 << 20;
 
-/// Lengths of a name.
+/// Lengths of a name, and of a command.
 const SHORTEST: usize = 4;
 const LONGEST: usize = 128;
+const LONGEST_COMMAND: usize = 512;
 
 /// Names of one file. Real libraries have some hundred.
 const NAMES: usize = 1 << 14;
@@ -65,8 +66,8 @@ pub(super) async fn names(
                 room -= 1;
             }
         }
-        // What is longer is no name, whatever follows.
-        before = if rest.len() <= LONGEST + 1 { rest } else { Vec::new() };
+        // What is longer is neither, whatever follows.
+        before = if rest.len() <= LONGEST_COMMAND + 1 { rest } else { Vec::new() };
     }
     names
 }
@@ -74,10 +75,10 @@ pub(super) async fn names(
 /// Texts between zeros that could be a path, a name or a command; also that before the end.
 fn texts(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-+/".contains(byte);
-    let may_count = move |text: &&[u8]| {
-        (SHORTEST..=LONGEST).contains(&text.len()) && (text.iter().all(is_part) || is_command(text))
-    };
-    bytes.split(|byte| *byte == 0).skip(1).filter(may_count)
+    let is_name =
+        move |text: &[u8]| (SHORTEST..=LONGEST).contains(&text.len()) && text.iter().all(is_part);
+    let texts = bytes.split(|byte| *byte == 0).skip(1);
+    texts.filter(move |text| is_name(text) || is_command(text))
 }
 
 /// Returns whether a text is a path, a command, or a name with a dot.
@@ -87,7 +88,7 @@ fn is_likely(text: &[u8]) -> bool {
 
 /// Returns whether a text is for a shell, which it tells to become another program.
 fn is_command(text: &[u8]) -> bool {
-    text.starts_with(b"exec ")
+    text.starts_with(b"exec ") && text.len() <= LONGEST_COMMAND
 }
 
 impl<B: AsRef<[u8]>> Guess<'_, B> {

@@ -274,6 +274,12 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                     self.listed.push((file, imports.clone()));
                 }
                 Import::Listed(_) => {}
+                Import::Gems => {
+                    if !mem::replace(&mut self.knows_gems, true) {
+                        let described = imports.described_gems(&mut self.paths);
+                        described.iter().for_each(|file| self.want(file));
+                    }
+                }
                 Import::Class(name) => {
                     let files = self.class_map.ask(name);
                     self.add_classes(imports, &files);

@@ -23,10 +23,10 @@ use super::{
 };
 
 /// Files that are guessed for one image.
-const FILES: usize = 4096;
+const FILES: usize = 8192;
 
 /// Bytes that are guessed for one image.
-const BYTES: u64 = 256 << 20;
+const BYTES: u64 = 512 << 20;
 
 /// Programs that only run another one, of one command: `env nice tini …`.
 const WRAPPERS: usize = 16;
@@ -143,6 +143,8 @@ pub(super) struct Guess<'a, B> {
     /// Modules that applications list, while it is not known that they are loaded.
     pub(super) listed: Vec<(Found, Arc<Imports>)>,
     pub(super) loads_listed: bool,
+    /// Whether RubyGems has read what describes the gems.
+    pub(super) knows_gems: bool,
     /// The files of classes in PHP.
     pub(super) class_map: ClassMap,
     /// Classes of a program in Java, and archives with its main class.
@@ -196,6 +198,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             interpreters: Vec::new(),
             listed: Vec::new(),
             loads_listed: false,
+            knows_gems: false,
             class_map: ClassMap::default(),
             classes: Classes::default(),
             run_archives: HashSet::new(),

@@ -174,6 +174,8 @@ pub(super) enum Import {
     Listed(Found),
     /// The program loads all modules that its applications list.
     AllListed,
+    /// RubyGems looks for a gem.
+    Gems,
     /// A class that is used; a class loader may have its file.
     Class(Vec<u8>),
     /// What a class loader has: names of classes, and paths.
@@ -337,7 +339,9 @@ impl Imports {
                     self.follow(paths, file, word)
                 }
                 (Language::Python, b"-m") => self.python_program(paths, word),
-                (Language::Ruby, b"-r") => self.ruby_feature(paths, None, word),
+                (Language::Ruby, b"-r") => {
+                    self.ruby_feature(paths, word).map(import).into_iter().collect()
+                }
                 (Language::Lua, b"-l") => self.lua_module(paths, word).into_iter().collect(),
                 (Language::Erlang, b"-boot") => self.boot_file(paths, word).into_iter().collect(),
                 (Language::Erlang, b"-s" | b"-run" | b"-user") => self.erlang_program(paths, word),
@@ -402,7 +406,7 @@ fn ancestors(directory: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 #[cfg(fuzzing)]
 pub(crate) mod fuzz {
-    use super::{Started, dotnet, erlang, java, pyc, shell, text};
+    use super::{Started, dotnet, erlang, java, php, pyc, shell, text};
 
     /// Every parser of modules over the same bytes.
     pub fn imports(bytes: &[u8]) {
@@ -410,11 +414,11 @@ pub(crate) mod fuzz {
         text::python(bytes);
         text::python_site(bytes);
         text::javascript(bytes);
+        text::javascript_packages(bytes);
         text::ruby(bytes);
+        text::ruby_relative(bytes);
         text::ruby_program(bytes);
         text::ruby_patterns(bytes);
-        text::php(bytes);
-        text::php_classes(bytes);
         text::perl(bytes);
         text::lua(bytes);
         text::lua_places(bytes);
@@ -423,6 +427,7 @@ pub(crate) mod fuzz {
         dotnet::fuzz(bytes);
         erlang::fuzz(bytes);
         java::fuzz(bytes);
+        php::fuzz(bytes);
         let sources = [(b"/source".to_vec(), bytes.to_vec())].into();
         let started =
             Started { path: b"/bin/script", arguments: &[], environment: &[], sources: &sources };

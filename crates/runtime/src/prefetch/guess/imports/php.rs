@@ -212,6 +212,16 @@ fn with_slashes(name: &[u8]) -> Vec<u8> {
     path
 }
 
+/// Every parser of scripts, and of what class loaders have, over the same bytes.
+#[cfg(fuzzing)]
+pub(super) fn fuzz(bytes: &[u8]) {
+    scripts(bytes);
+    let mut map = ClassMap::default();
+    classes(bytes).into_iter().for_each(|class| drop(map.ask(class)));
+    map.add(class_map(b"/app/vendor", bytes));
+    namespace(bytes).into_iter().for_each(|name| drop(map.ask(name)));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -26,6 +26,31 @@ pub(super) fn add_inner_gems(paths: &mut Paths<'_, impl AsRef<[u8]>>, roots: &mu
     }
 }
 
+/// The file in one directory that `name` means.
+fn ruby_file(
+    paths: &mut Paths<'_, impl AsRef<[u8]>>,
+    directory: &[u8],
+    name: &[u8],
+) -> Option<Found> {
+    let is_whole = name.ends_with(b".rb") || name.ends_with(b".so");
+    let endings: &[&[u8]] = if is_whole { &[b""] } else { &[b".rb", b".so"] };
+    endings.iter().find_map(|ending| paths.known(directory, &[name, *ending].concat()))
+}
+
+/// The directory of the gem that a path is in: `/var/lib/gems/3.1.0/gems/NAME-VERSION`.
+fn gem_of(path: &[u8]) -> Option<&[u8]> {
+    const GEMS: &[u8] = b"/gems/";
+    let at = path.windows(GEMS.len()).rposition(|part| part == GEMS)? + GEMS.len();
+    let len = path[at..].iter().position(|byte| *byte == b'/').unwrap_or(path.len() - at);
+    Some(&path[..at + len])
+}
+
+fn is_of_other_gem(import: &Import, gem: Option<&[u8]>) -> bool {
+    let (Import::Module(file) | Import::Library(file)) = import else { return false };
+    let of_file = gem_of(&file.path);
+    of_file.is_some() && of_file != gem
+}
+
 impl Imports {
     pub(super) fn follow_ruby(
         &self,
@@ -33,9 +58,19 @@ impl Imports {
         file: &Found,
         bytes: &[u8],
     ) -> Vec<Import> {
-        let names = text::ruby(bytes);
-        let of_name = |name: &Vec<u8>| self.ruby_feature(paths, Some(file.directory()), name);
-        let mut found: Vec<_> = names.iter().flat_map(of_name).collect();
+        let mut found = Vec::new();
+        for name in text::ruby_relative(bytes) {
+            found.extend(ruby_file(paths, file.directory(), &name).map(import));
+        }
+        for name in text::ruby(bytes) {
+            // Scripts may add the directory that they are in to those that are searched.
+            let feature = self.ruby_feature(paths, &name);
+            found.extend(feature.or_else(|| ruby_file(paths, file.directory(), &name)).map(import));
+        }
+        let gem = gem_of(&file.path);
+        if found.iter().any(|import| is_of_other_gem(import, gem)) {
+            found.push(Import::Gems);
+        }
         for pattern in text::ruby_patterns(bytes) {
             let scripts = paths.matching(&[file.directory(), b"/", &pattern].concat());
             found.extend(scripts.into_iter().map(Import::Module));
@@ -46,56 +81,52 @@ impl Imports {
         found
     }
 
-    /// A program of a gem. To find it, RubyGems reads what describes the gems.
+    /// A program of a gem.
     fn ruby_program(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
         gem: &[u8],
         program: &[u8],
     ) -> Vec<Import> {
-        let mut found = Vec::new();
-        let mut collections = Vec::new();
+        let mut found = vec![Import::Gems];
         for root in &self.roots {
             // COLLECTION/gems/NAME-VERSION/lib
             let mut names = root.rsplitn(4, |byte| *byte == b'/').skip(1);
-            let (Some(name), Some(b"gems"), Some(collection)) =
-                (names.next(), names.next(), names.next())
-            else {
-                continue;
-            };
+            let (Some(name), Some(b"gems")) = (names.next(), names.next()) else { continue };
             if name.strip_prefix(gem).is_some_and(|rest| rest.starts_with(b"-")) {
                 let places = [&b"../exe/"[..], b"../bin/"];
                 let program =
                     places.iter().find_map(|place| paths.file(root, &[place, program].concat()));
                 found.extend(program.map(Import::Module));
             }
-            if !collections.contains(&collection) {
-                collections.push(collection);
-            }
-        }
-        let specifications =
-            collections.iter().map(|path| [path, &b"/specifications"[..]].concat());
-        let specifications = specifications.chain(DESCRIBED.map(<[u8]>::to_vec));
-        for directory in specifications {
-            let described = paths.matching(&[&directory[..], b"/*.gemspec"].concat());
-            found.extend(described.into_iter().map(Import::Data));
         }
         found
     }
 
+    /// What describes the gems. RubyGems reads all of it to find one.
+    pub(in super::super) fn described_gems(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+    ) -> Vec<Found> {
+        let mut collections: Vec<&[u8]> = Vec::new();
+        for root in &self.roots {
+            let collection =
+                gem_of(root).and_then(|gem| gem.rsplitn(3, |byte| *byte == b'/').nth(2));
+            collections.extend(collection.filter(|path| !collections.contains(path)));
+        }
+        let own = collections.iter().map(|path| [path, &b"/specifications"[..]].concat());
+        let directories = own.chain(DESCRIBED.map(<[u8]>::to_vec));
+        let patterns = directories.map(|path| [&path[..], b"/*.gemspec"].concat());
+        patterns.flat_map(|pattern| paths.matching(&pattern)).collect()
+    }
+
+    /// The file in the directories of the interpreter and of gems that `name` means.
     pub(super) fn ruby_feature(
         &self,
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
-        beside: Option<&[u8]>,
         name: &[u8],
-    ) -> Vec<Import> {
-        let places = beside.into_iter().chain(self.roots.iter().map(Vec::as_slice));
-        let found = places.into_iter().find_map(|place| {
-            let is_whole = name.ends_with(b".rb") || name.ends_with(b".so");
-            let endings: &[&[u8]] = if is_whole { &[b""] } else { &[b".rb", b".so"] };
-            endings.iter().find_map(|ending| paths.known(place, &[name, *ending].concat()))
-        });
-        found.into_iter().map(import).collect()
+    ) -> Option<Found> {
+        self.roots.iter().find_map(|root| ruby_file(paths, root, name))
     }
 
     pub(super) fn follow_perl(

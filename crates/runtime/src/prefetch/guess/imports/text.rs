@@ -93,11 +93,20 @@ pub(super) fn javascript_packages(source: &[u8]) -> Vec<Vec<u8>> {
 
 /// Ruby: required files, even if loaded later.
 pub(super) fn ruby(source: &[u8]) -> Vec<Vec<u8>> {
-    const WORDS: [&[u8]; 4] = [b"require", b"require_relative", b"load", b"autoload"];
+    after_words(source, &[b"require", b"load", b"autoload"])
+}
+
+/// Ruby: required files by their paths from the script's directory on.
+pub(super) fn ruby_relative(source: &[u8]) -> Vec<Vec<u8>> {
+    after_words(source, &[b"require_relative"])
+}
+
+/// Quoted words with one of `words` before them on the line.
+fn after_words(source: &[u8], words: &[&[u8]]) -> Vec<Vec<u8>> {
     quoted(source, |before, _| {
         let before = before.strip_suffix(b"(").unwrap_or(before);
-        let mut words = before.split(|byte| byte.is_ascii_whitespace() || b"(.;".contains(byte));
-        words.any(|word| WORDS.contains(&word))
+        let mut parts = before.split(|byte| byte.is_ascii_whitespace() || b"(.;".contains(byte));
+        parts.any(|part| words.contains(&part))
     })
 }
 
@@ -248,7 +257,8 @@ mod tests {
         assert_eq!(texts(javascript), ["a/b", "./c", "d", "e", "f", "g"]);
         let ruby =
             ruby(b"require 'a/b'\n  require_relative(\"c\")\nautoload :D, 'd'\nputs 'not'\n");
-        assert_eq!(texts(ruby), ["a/b", "c", "d"]);
+        assert_eq!(texts(ruby), ["a/b", "d"]);
+        assert_eq!(texts(ruby_relative(b"require 'a'\n  require_relative(\"c\")")), ["c"]);
         let site = python_site(b"/opt/more\nimport sys;on = 1; on and __import__('a.hack')\n");
         assert_eq!(
             texts(site),

@@ -93,13 +93,15 @@ impl Imports {
         let above = ancestors(file.directory()).take(ABOVE).map(<[u8]>::to_vec);
         let mut places: Vec<_> = above.chain(self.roots.iter().cloned()).collect();
         let mapped = class_map(file.directory(), bytes);
-        if mapped.len() >= ENTRIES {
+        let is_loader = mapped.len() >= ENTRIES;
+        for name in scripts(bytes, is_loader) {
+            let name = name.strip_prefix(b"/").unwrap_or(&name);
+            found.extend(places.iter().find_map(|place| paths.known(place, name)).map(import));
+        }
+        if is_loader {
+            let always = mapped.iter().filter(|(key, _)| is_hash(key));
+            found.extend(always.filter_map(|(_, path)| paths.file(b"/", path)).map(import));
             found.push(Import::ClassMap(mapped));
-        } else {
-            for name in scripts(bytes) {
-                let name = name.strip_prefix(b"/").unwrap_or(&name);
-                found.extend(places.iter().find_map(|place| paths.known(place, name)).map(import));
-            }
         }
         let of_root = |root: &Vec<u8>| CLASSES.map(|classes| [root, classes].concat());
         places.extend(self.roots.iter().flat_map(of_root));
@@ -127,10 +129,18 @@ pub(in super::super) fn is_class_loader(name: &[u8]) -> bool {
     name.starts_with(b"autoload") && name.ends_with(b".php")
 }
 
-/// Whatever looks like a script.
-fn scripts(source: &[u8]) -> Vec<Vec<u8>> {
+/// Returns whether Composer calls a file by this key: one with functions, which is always loaded.
+fn is_hash(key: &[u8]) -> bool {
+    key.len() == 32 && key.iter().all(u8::is_ascii_hexdigit)
+}
+
+/// Whatever looks like a script, but for the values of a class loader's array.
+fn scripts(source: &[u8], is_loader: bool) -> Vec<Vec<u8>> {
     const ENDINGS: [&[u8]; 3] = [b".php", b".inc", b".phtml"];
-    text::quoted(source, |_, word| ENDINGS.iter().any(|ending| word.ends_with(ending)))
+    text::quoted(source, |before, word| {
+        ENDINGS.iter().any(|ending| word.ends_with(ending))
+            && !(is_loader && before.windows(2).any(|pair| pair == b"=>"))
+    })
 }
 
 /// The namespace that a script declares, with slashes.
@@ -215,7 +225,7 @@ fn with_slashes(name: &[u8]) -> Vec<u8> {
 /// Every parser of scripts, and of what class loaders have, over the same bytes.
 #[cfg(fuzzing)]
 pub(super) fn fuzz(bytes: &[u8]) {
-    scripts(bytes);
+    scripts(bytes, true);
     let mut map = ClassMap::default();
     classes(bytes).into_iter().for_each(|class| drop(map.ask(class)));
     map.add(class_map(b"/app/vendor", bytes));
@@ -233,7 +243,10 @@ mod tests {
     #[test]
     fn scripts_and_classes_are_found() {
         let source = b"<?php require_once __DIR__ . '/a.php'; include 'b/c.inc'; echo 'no';";
-        assert_eq!(texts(scripts(source)), ["/a.php", "b/c.inc"]);
+        assert_eq!(texts(scripts(source, true)), ["/a.php", "b/c.inc"]);
+        let source = b"$a = ['B' => 'c.php'];\nrequire 'd.php';";
+        assert_eq!(texts(scripts(source, false)), ["c.php", "d.php"]);
+        assert_eq!(texts(scripts(source, true)), ["d.php"]);
         let source = b"<?php\nnamespace a\\b;\nuse a\\C; class D extends E implements F,\n  G {\n\
             use H, I; f() { return new \\J\\K(L::m(), N); } }";
         assert_eq!(texts(classes(source)), ["a/C", "E", "F", "G", "H", "I", "J/K", "L"]);

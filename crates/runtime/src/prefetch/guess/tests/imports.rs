@@ -228,7 +228,9 @@ fn javascript_brings_packages_by_their_manifests() {
 fn php_brings_classes_from_the_arrays_of_class_loaders() {
     let map = b"<?php return array(\n'A\\\\B' => $vendorDir . '/a/B.php',\n\
         'A\\\\D' => $vendorDir . '/a/D.php',\n'A\\\\E' => $vendorDir . '/a/E.php',\n\
-        'C\\\\' => array($vendorDir . '/c/src'));";
+        'C\\\\' => array($vendorDir . '/c/src'),\n\
+        '0123456789abcdef0123456789abcdef' => $vendorDir . '/c/functions.php');\n\
+        require __DIR__ . '/more.php';";
     let image = usual()
         .program("/usr/bin/php8.2", b"")
         .file("/srv/a.php", b"<?php require 'vendor/autoload.php'; A\\B::run(); new C\\F;")
@@ -237,14 +239,18 @@ fn php_brings_classes_from_the_arrays_of_class_loaders() {
         .file("/srv/vendor/a/B.php", b"<?php\nnamespace A;\nclass B extends D {}")
         .file("/srv/vendor/a/D.php", b"<?php")
         .file("/srv/vendor/a/E.php", b"<?php")
-        .file("/srv/vendor/c/src/F.php", b"<?php");
+        .file("/srv/vendor/c/src/F.php", b"<?php")
+        .file("/srv/vendor/c/functions.php", b"<?php")
+        .file("/srv/vendor/composer/more.php", b"<?php");
     let expected = [
         "/srv/a.php",
         "/srv/vendor/a/B.php",
         "/srv/vendor/a/D.php",
         "/srv/vendor/autoload.php",
+        "/srv/vendor/c/functions.php",
         "/srv/vendor/c/src/F.php",
         "/srv/vendor/composer/autoload_map.php",
+        "/srv/vendor/composer/more.php",
     ];
     assert_eq!(guessed(&image, &["php8.2", "a.php"], "/usr/bin/php8.2"), expected);
 }

@@ -15,9 +15,12 @@ use super::{
     state::{Guess, Role},
 };
 
-/// Maximum size of a program or library that is searched for any name. Bigger ones hold tables and
-/// code, and there are few names among millions of texts.
+/// Maximum size of a program or library that is searched for names of files anywhere. Bigger ones
+/// hold tables and code, and there are few names among millions of texts.
 const SEARCHED: u64 = 64 << 20;
+
+/// Maximum size of a program that is searched for the files beside it.
+const SEARCHED_FOR_BESIDE: u64 = 384 << 20;
 
 /// Bytes of one read.
 const READ: u64 = 1 << 20;
@@ -36,18 +39,21 @@ const NAMED: u64 = 128 << 10;
 /// Maximum size of a program that a path names. Most of those that are named are not run.
 const NAMED_PROGRAM: u64 = 256 << 10;
 
+/// The shell that C libraries start.
+const SHELL: &[u8] = b"/bin/sh";
+
 /// A program, library or compiled module whose constants are searched.
 #[derive(Debug)]
-pub(super) struct Unsearched {
-    pub(super) file: Found,
-    /// Names that count however big the file is: of what is beside a program.
-    pub(super) beside: HashSet<Vec<u8>>,
+pub(super) struct Search {
+    file: Found,
+    /// Names of what is beside a program, which count however big the file is.
+    beside: HashSet<Vec<u8>>,
 }
 
 /// The texts in a program's constants that could be names.
 pub(super) async fn names(
     content: &dyn Content,
-    Unsearched { file, beside }: &Unsearched,
+    Search { file, beside }: &Search,
 ) -> HashSet<Vec<u8>> {
     let (mut names, mut before) = (HashSet::new(), Vec::new());
     let mut room = if file.size <= SEARCHED { NAMES } else { 0 };
@@ -93,26 +99,36 @@ fn is_command(text: &[u8]) -> bool {
 
 impl<B: AsRef<[u8]>> Guess<'_, B> {
     /// Takes a program or library whose constants may name files.
-    pub(super) fn take_unsearched(&mut self) -> Option<Unsearched> {
-        if self.paths.is_spent() {
-            return None;
+    pub(super) fn take_search(&mut self) -> Option<Search> {
+        while let Some(file) = self.unsearched.pop_front()
+            && !self.paths.is_spent()
+        {
+            let beside = match self.is_run(&file) && file.size <= SEARCHED_FOR_BESIDE {
+                true => self.names_beside(&file),
+                false => HashSet::new(),
+            };
+            let is_searched = file.size <= SEARCHED || !beside.is_empty();
+            if is_searched && let Some(left) = self.search_left.checked_sub(file.size) {
+                self.search_left = left;
+                return Some(Search { file, beside });
+            }
         }
-        let file = self.unsearched.pop_front()?;
-        self.search_left = self.search_left.checked_sub(file.size)?;
-        // In the directories of all programs and libraries, other programs' files are beside it.
-        let is_shared = |guess: &Self| {
-            guess.process.search_path().iter().any(|place| place == file.directory())
-        };
-        let beside = match self.is_run(&file) && !is_shared(self) {
-            true => self.paths.names_in(file.directory()),
-            false => HashSet::new(),
-        };
-        Some(Unsearched { file, beside })
+        None
+    }
+
+    /// The names of the files beside a program, if its directory is its own.
+    fn names_beside(&mut self, program: &Found) -> HashSet<Vec<u8>> {
+        for place in self.process.search_path() {
+            if self.paths.directory(b"/", &place).as_deref() == Some(program.directory()) {
+                return HashSet::new();
+            }
+        }
+        self.paths.names_in(program.directory())
     }
 
     /// Adds what the constants of a program or library name.
-    pub(super) fn follow_constants(&mut self, searched: &Unsearched, names: &HashSet<Vec<u8>>) {
-        let Unsearched { file, beside } = searched;
+    pub(super) fn follow_constants(&mut self, search: &Search, names: &HashSet<Vec<u8>>) {
+        let Search { file, beside } = search;
         // The same image gives the same guess.
         let mut names: Vec<_> = names.iter().map(Vec::as_slice).collect();
         names.sort_unstable();
@@ -131,6 +147,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         for name in names {
             if is_command(name) {
                 if is_run {
+                    self.run(&[SHELL.to_vec()]);
                     self.follow_script(&file.path, name, &[]);
                 }
             } else if beside.contains(name) {
@@ -141,22 +158,27 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 && let Some(left) = self.named_left.checked_sub(found.size)
             {
                 self.named_left = left;
-                match found.is_executable {
-                    true => self.visit(found, Role::Library(Asker::default())),
-                    false => self.want(&found),
-                }
+                self.add_named(found);
             }
         }
     }
 
     /// Adds what a program names of the files beside it.
     fn add_beside(&mut self, program: &Found, name: &[u8]) {
-        match self.paths.file(program.directory(), name) {
-            Some(file) if file.is_library() || file.is_executable => {
-                self.visit(file, Role::Library(Asker::default()));
-            }
-            Some(file) => self.want(&file),
-            None => {}
+        if let Some(file) = self.paths.file(program.directory(), name)
+            && !self.is_known(&file)
+        {
+            self.add_named(file);
+        }
+    }
+
+    /// Adds a file that a constant names. Of a program its libraries follow, and not what it runs:
+    /// whether it is run is not known.
+    fn add_named(&mut self, file: Found) {
+        if file.is_library() || file.is_executable {
+            self.visit(file, Role::Library(Asker::default()));
+        } else {
+            self.want(&file);
         }
     }
 
@@ -166,8 +188,8 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
     }
 
     /// The file that a constant names, by a path or by a name that no other file has. Libraries are
-    /// not meant: most of those that are named are for cases which do not occur. Programs are where
-    /// a program is run that has the path of another one.
+    /// not meant: most of those that are named are for cases which do not occur. Programs are, if
+    /// the file with the constants is run and they are named by their paths.
     fn named(&mut self, name: &[u8], is_run: bool) -> Option<Found> {
         let found = match name.contains(&b'/') {
             true if name.starts_with(b"/") => self.paths.file(b"/", name)?,
@@ -176,7 +198,7 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
         };
         let most = match found.is_executable {
             true if is_run && name.starts_with(b"/") => NAMED_PROGRAM,
-            true => 0,
+            true => return None,
             false => NAMED,
         };
         let may_be_read = !found.is_library() && found.size <= most;

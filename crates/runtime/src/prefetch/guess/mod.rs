@@ -9,7 +9,7 @@
 //!                                     ├─ #! and shell scripts ─▶ programs ─▶ …
 //!                                     ├─ modules ─▶ imports ─▶ modules ─▶ …
 //!                                     ├─ settings ─▶ settings, plug-ins ─▶ …
-//!                                     ├─ constants ─▶ files, directories
+//!                                     ├─ constants ─▶ files, directories, commands
 //!                                     └─ habits ─▶ files
 //! ```
 //!
@@ -105,7 +105,7 @@ pub(crate) trait Content: Send + Sync {
 const LOOKING: usize = 256;
 
 /// Bytes of such files that are read at the same time, without further tables of programs. Only
-/// archives, which are read whole, reach this.
+/// archives and class loaders, which are read whole, reach this.
 const READING: u64 = 32 << 20;
 
 /// Reads for which one file is looked into: headers and dynamic section, with names in several
@@ -163,10 +163,10 @@ async fn follow<B: AsRef<[u8]> + Sync>(
         if next.is_none() && !guess.follow_scripts() {
             // Less likely than all that was followed so far.
             guess.want_late();
-            let program = content.is_at_hand().then(|| guess.take_unsearched()).flatten();
-            let Some(program) = program else { break };
-            let names = constants::names(content, &program).await;
-            guess.follow_constants(&program, &names);
+            let search = content.is_at_hand().then(|| guess.take_search()).flatten();
+            let Some(search) = search else { break };
+            let names = constants::names(content, &search).await;
+            guess.follow_constants(&search, &names);
         }
         while let Some((visit, seen)) = next {
             reading -= visit.bytes();

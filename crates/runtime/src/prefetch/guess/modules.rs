@@ -275,18 +275,21 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                 }
                 Import::Listed(_) => {}
                 Import::Gems => {
-                    if !mem::replace(&mut self.knows_gems, true) {
+                    if !mem::replace(&mut self.has_described_gems, true) {
                         let described = imports.described_gems(&mut self.paths);
                         described.iter().for_each(|file| self.want(file));
                     }
                 }
                 Import::Class(name) => {
-                    let files = self.class_map.ask(name);
-                    self.add_classes(imports, &files);
+                    let files = self.class_map.look_for(name);
+                    let file = files.iter().find_map(|path| self.paths.file(b"/", path));
+                    file.into_iter().for_each(|file| self.visit_module(file, imports));
                 }
                 Import::ClassMap(entries) => {
-                    let files = self.class_map.add(entries);
-                    self.add_classes(imports, &files);
+                    for path in self.class_map.add(entries) {
+                        let file = self.paths.file(b"/", &path);
+                        file.into_iter().for_each(|file| self.visit_module(file, imports));
+                    }
                 }
                 Import::AllListed => {
                     self.loads_listed = true;
@@ -294,15 +297,6 @@ impl<B: AsRef<[u8]>> Guess<'_, B> {
                         self.visit_module(file, &imports);
                     }
                 }
-            }
-        }
-    }
-
-    /// Adds those of these files that the image has.
-    fn add_classes(&mut self, imports: &Arc<Imports>, files: &[Vec<u8>]) {
-        for path in files {
-            if let Some(file) = self.paths.file(b"/", path) {
-                self.visit_module(file, imports);
             }
         }
     }

@@ -45,6 +45,9 @@ pub(super) const STEPS: u32 = 200_000;
 /// searched, 1,540,000.
 const ANSWERS: u32 = 4_000_000;
 
+/// So many names of one stem are looked through for the price of one answer.
+const NAMES_PER_ANSWER: u32 = 64;
+
 /// Paths that are remembered with what they lead to, and the longest of them.
 const RESOLVED: usize = 1 << 16;
 const LONGEST: usize = 256;
@@ -149,8 +152,13 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
     /// The names in a directory that are `stem`, or begin with it and a dot. Each directory is
     /// listed once, so looking for many names in it costs little.
     pub(super) fn named(&mut self, directory: &[u8], stem: &[u8]) -> &[&'a [u8]] {
+        let Some(by_stem) = self.listing(directory) else { return &[] };
+        by_stem.get(stem).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    fn listing(&mut self, directory: &[u8]) -> Option<&Listing<'a>> {
         if self.is_spent() {
-            return &[];
+            return None;
         }
         if !self.listed.contains_key(directory) {
             let mut by_stem = Listing::new();
@@ -160,13 +168,13 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
             self.listed.insert(directory.to_vec(), by_stem);
         }
         self.answers = self.answers.saturating_sub(1);
-        let names = self.listed.get(directory).and_then(|names| names.get(stem));
-        names.map(Vec::as_slice).unwrap_or_default()
+        self.listed.get(directory)
     }
 
     /// The names in a directory.
     pub(super) fn names_in(&mut self, directory: &[u8]) -> HashSet<Vec<u8>> {
-        self.list(directory, b"*").into_iter().map(<[u8]>::to_vec).collect()
+        let names = self.listing(directory).into_iter().flat_map(|by_stem| by_stem.values());
+        names.flatten().map(|name| name.to_vec()).collect()
     }
 
     /// [`Paths::file`], for many look-ups in few directories, most of them without success.
@@ -182,7 +190,13 @@ impl<'a, B: AsRef<[u8]>> Paths<'a, B> {
     /// Returns whether `directory` has the first name of the relative `path`, at the same low cost.
     pub(super) fn may_have(&mut self, directory: &[u8], path: &[u8]) -> bool {
         let first = path.split(|byte| *byte == b'/').next().unwrap_or_default();
-        matches!(first, b"." | b"..") || self.named(directory, stem_of(first)).contains(&first)
+        if matches!(first, b"." | b"..") {
+            return true;
+        }
+        let names = self.named(directory, stem_of(first));
+        let (is_there, looked_at) = (names.contains(&first), names.len());
+        self.answers = self.answers.saturating_sub(looked_at as u32 / NAMES_PER_ANSWER);
+        is_there
     }
 
     /// The directories whose absolute paths match `pattern`, without links, see

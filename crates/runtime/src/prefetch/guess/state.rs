@@ -15,7 +15,7 @@ use super::{
     command::{self, Process},
     elf::Elf,
     habits::{self, habits, with_script},
-    imports::{ClassMap, Classes, Imports, Language, is_class_loader},
+    imports::{ClassMap, Classes, Imports, Language, is_called_class_loader},
     known_settings::Settings,
     linker::{Asker, CONFIGURATION, LIBRARY_PATH, Linker, is_of_c_library},
     paths::{Found, Paths},
@@ -49,6 +49,9 @@ const DATA_PER_CODE: u64 = 64;
 /// Bytes of code and data of a bigger program or library that are wanted before its libraries are
 /// known. The rest would take room, and the link, from files that are read first.
 const FIRST_CODE: u64 = 64 << 20;
+
+/// Bytes that are kept for what is wanted after the rest of the code.
+const AFTER_CODE: u64 = BYTES / 4;
 
 /// Bytes at the beginning of a bigger file that are always read.
 pub(super) const HEAD: u64 = 1 << 20;
@@ -91,7 +94,7 @@ impl Visit {
     pub(super) fn bytes(&self) -> u64 {
         let limit = match &self.role {
             Role::Module(imports) if imports.has_tables() => ARCHIVE,
-            Role::Module(_) if is_class_loader(self.file.name()) => ARCHIVE,
+            Role::Module(_) if is_called_class_loader(self.file.name()) => ARCHIVE,
             _ => TEXT,
         };
         self.file.size.min(limit)
@@ -143,8 +146,8 @@ pub(super) struct Guess<'a, B> {
     /// Modules that applications list, while it is not known that they are loaded.
     pub(super) listed: Vec<(Found, Arc<Imports>)>,
     pub(super) loads_listed: bool,
-    /// Whether RubyGems has read what describes the gems.
-    pub(super) knows_gems: bool,
+    /// Whether what describes gems was added.
+    pub(super) has_described_gems: bool,
     /// The files of classes in PHP.
     pub(super) class_map: ClassMap,
     /// Classes of a program in Java, and archives with its main class.
@@ -172,7 +175,7 @@ pub(super) struct Guess<'a, B> {
     budget: u64,
     /// Pieces that are certainly needed and were not taken yet.
     wanted: Vec<Piece>,
-    /// Further code of big programs and libraries, wanted when nothing else follows.
+    /// Further code of big programs and libraries, wanted when no more libraries follow.
     late: Vec<Piece>,
     /// Pieces that may be needed.
     doubtful: Vec<Piece>,
@@ -198,7 +201,7 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
             interpreters: Vec::new(),
             listed: Vec::new(),
             loads_listed: false,
-            knows_gems: false,
+            has_described_gems: false,
             class_map: ClassMap::default(),
             classes: Classes::default(),
             run_archives: HashSet::new(),
@@ -241,10 +244,11 @@ impl<'a, B: AsRef<[u8]>> Guess<'a, B> {
         mem::take(&mut self.programs)
     }
 
-    /// Wants as much as there is room for of the code that was put off.
+    /// Wants the code that was put off, as far as there is room left for what follows.
     pub(super) fn want_late(&mut self) {
         for Piece { file, range } in mem::take(&mut self.late) {
-            let end = range.end.min(range.start.saturating_add(self.budget));
+            let room = self.budget.saturating_sub(AFTER_CODE);
+            let end = range.end.min(range.start.saturating_add(room));
             self.want_piece(Piece { file, range: range.start..end });
         }
     }

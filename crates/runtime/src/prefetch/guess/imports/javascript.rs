@@ -17,16 +17,19 @@ impl Imports {
         let described = ancestors(file.directory()).find_map(is_described);
         let mut found = Vec::from_iter(described.map(Import::Data));
         let above = ancestors(file.directory()).map(|path| [path, b"/node_modules"].concat());
-        let places: Vec<_> = above.chain(self.roots.iter().cloned()).collect();
-        for name in text::javascript(bytes) {
+        let mut places: Vec<_> = above.chain(self.roots.iter().cloned()).collect();
+        places.retain(|place| paths.directory(b"/", place).is_some());
+        let loaded = text::javascript(bytes);
+        for name in &loaded {
             if matches!(name.split(|byte| *byte == b'/').next(), Some(b"" | b"." | b"..")) {
-                found.extend(javascript_module(paths, file.directory(), &name));
+                found.extend(javascript_module(paths, file.directory(), name));
             } else {
-                found.extend(of_package(paths, &places, &name));
+                found.extend(of_package(paths, &places, name));
             }
         }
-        // What settings, and programs with plug-ins, name without loading it there.
-        for name in text::javascript_packages(bytes) {
+        // Programs with plug-ins, and settings that are scripts, name what is loaded elsewhere.
+        let named = text::javascript_packages(bytes);
+        for name in named.into_iter().filter(|name| !loaded.contains(name)) {
             found.extend(of_package(paths, &places, &name));
         }
         found

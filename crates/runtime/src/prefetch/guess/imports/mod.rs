@@ -28,7 +28,7 @@ use super::paths::{Found, Paths, matches};
 pub(super) use self::{
     dotnet::dotnet,
     java::{Classes, Place, main_class, main_of},
-    php::{ClassMap, is_class_loader},
+    php::{ClassMap, is_called_class_loader},
     shell::{Started, run as shell},
 };
 #[cfg(test)]
@@ -339,9 +339,12 @@ impl Imports {
                     self.follow(paths, file, word)
                 }
                 (Language::Python, b"-m") => self.python_program(paths, word),
-                (Language::Ruby, b"-r") => {
-                    self.ruby_feature(paths, word).map(import).into_iter().collect()
-                }
+                (Language::Ruby, b"-r") => self
+                    .ruby_feature(paths, word)
+                    .map(import)
+                    .into_iter()
+                    .chain([Import::Gems])
+                    .collect(),
                 (Language::Lua, b"-l") => self.lua_module(paths, word).into_iter().collect(),
                 (Language::Erlang, b"-boot") => self.boot_file(paths, word).into_iter().collect(),
                 (Language::Erlang, b"-s" | b"-run" | b"-user") => self.erlang_program(paths, word),

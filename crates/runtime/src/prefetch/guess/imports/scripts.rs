@@ -126,7 +126,10 @@ impl Imports {
         paths: &mut Paths<'_, impl AsRef<[u8]>>,
         name: &[u8],
     ) -> Option<Found> {
-        self.roots.iter().find_map(|root| ruby_file(paths, root, name))
+        // Such a path is relative to the directory in which the program starts.
+        let is_path = name.starts_with(b"./") || name.starts_with(b"../");
+        let roots = if is_path { &self.own } else { &self.roots };
+        roots.iter().find_map(|root| ruby_file(paths, root, name))
     }
 
     pub(super) fn follow_perl(

@@ -47,8 +47,8 @@ pub(super) fn python_site(source: &[u8]) -> Vec<Vec<u8>> {
     names
 }
 
-/// Quoted words of a script that `keep` accepts, given the text before them on the line, and the
-/// word.
+/// Quoted words of a script that `keep` accepts, given the last of the text before them on the line,
+/// and the word.
 pub(super) fn quoted(source: &[u8], keep: impl Fn(&[u8], &[u8]) -> bool) -> Vec<Vec<u8>> {
     let mut names = Vec::new();
     for line in source.split(|byte| *byte == b'\n') {
@@ -58,7 +58,8 @@ pub(super) fn quoted(source: &[u8], keep: impl Fn(&[u8], &[u8]) -> bool) -> Vec<
             let rest = &line[open + 1..];
             let Some(len) = rest.iter().position(|byte| *byte == line[open]) else { break };
             let word = &rest[..len];
-            if !word.is_empty() && keep(line[..open].trim_ascii(), word) {
+            let before = &line[open.saturating_sub(LONGEST)..open];
+            if !word.is_empty() && keep(before.trim_ascii(), word) {
                 names.push(word);
             }
             at = open + len + 2;
@@ -85,7 +86,7 @@ pub(super) fn javascript_packages(source: &[u8]) -> Vec<Vec<u8>> {
         |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"@/._-".contains(byte);
     quoted(source, |_, word| {
         word.iter().all(is_part)
-            && word.strip_prefix(b"@").map_or(true, |rest| rest.contains(&b'/'))
+            && word.strip_prefix(b"@").is_none_or(|rest| rest.contains(&b'/'))
             && word.iter().any(|byte| b"@-".contains(byte))
             && word[0] != b'.'
     })

@@ -49,7 +49,7 @@ fn the_maker_finds_files_that_programs_name() {
 
 #[test]
 fn the_maker_finds_what_a_program_names_of_the_files_beside_it() {
-    let texts = ["helper", "data.bin", "libplug.so", "data.old", "other"];
+    let texts = ["tool", "helper", "data.bin", "libplug.so", "other"];
     let config = json!({ "config": { "Cmd": ["/opt/tool/tool"] } });
     let big = vec![b'x'; 300 << 10];
     let image = usual()
@@ -59,7 +59,11 @@ fn the_maker_finds_what_a_program_names_of_the_files_beside_it() {
         .file("/opt/tool/unnamed.bin", &big)
         .file("/opt/tool/libplug.so", &shared(&[]))
         .file("/usr/lib/x86_64-linux-gnu/libz.so", &shared(&[]))
+        .program("/usr/bin/tool", &with(&program(&["libc.so.6"]), &texts))
         .program("/usr/bin/other", &program(&[]));
+    let of_system = json!({ "config": { "Cmd": ["tool"], "Env": ["PATH=/links:/usr/sbin"] } });
+    let image = image.link("/links", "/usr/bin");
+    assert_eq!(image.guessed_by_maker(&of_system), image.guessed(&of_system));
     let by_node = image.guessed(&config);
     let by_maker = image.guessed_by_maker(&config);
     let added = [
@@ -78,11 +82,13 @@ fn the_maker_finds_commands_that_a_program_gives_to_a_shell() {
     let image = usual()
         .program("/usr/bin/tool", &with(&program(&["libz.so", "libc.so.6"]), &texts))
         .file("/usr/lib/x86_64-linux-gnu/libz.so", &with(&shared(&[]), &["exec ls"]))
+        .program("/bin/sh", &program(&[]))
         .program("/usr/bin/cc", &program(&[]))
         .program("/usr/bin/ls", &program(&[]));
     let by_node = image.guessed(&config);
     let by_maker = image.guessed_by_maker(&config);
-    assert_eq!(by_maker, [&by_node[..], &["/usr/bin/cc".to_owned()]].concat());
+    let added = ["/bin/sh", "/usr/bin/cc"].map(str::to_owned);
+    assert_eq!(by_maker, [&by_node[..], &added].concat());
 }
 
 #[test]

@@ -256,6 +256,36 @@ fn php_brings_classes_from_the_arrays_of_class_loaders() {
 }
 
 #[test]
+fn ruby_looks_for_gems_before_it_looks_beside_the_script() {
+    let gems = "/usr/share/rubygems-integration/all";
+    let image = usual()
+        .program("/usr/bin/ruby3.1", b"")
+        .file("/srv/app.rb", b"require './own'\nrequire 'app/inner'\n")
+        .file("/srv/own.rb", b"1")
+        .file("/srv/app/inner.rb", b"require 'web'\nrequire 'beside'\n")
+        .file("/srv/app/web.rb", b"1")
+        .file("/srv/app/beside.rb", b"1")
+        .file(&format!("{gems}/gems/web-1.0/lib/web.rb"), b"require 'web/base'")
+        .file(&format!("{gems}/gems/web-1.0/lib/web/base.rb"), b"1")
+        .file(&format!("{gems}/specifications/web-1.0.gemspec"), b"described")
+        .file(&format!("{gems}/specifications/other-1.0.gemspec"), b"described");
+    let expected = [
+        "/srv/app.rb".to_owned(),
+        "/srv/app/beside.rb".into(),
+        "/srv/app/inner.rb".into(),
+        "/srv/own.rb".into(),
+        format!("{gems}/gems/web-1.0/lib/web.rb"),
+        format!("{gems}/gems/web-1.0/lib/web/base.rb"),
+        format!("{gems}/specifications/other-1.0.gemspec"),
+        format!("{gems}/specifications/web-1.0.gemspec"),
+    ];
+    assert_eq!(guessed(&image, &["ruby3.1", "app.rb"], "/usr/bin/ruby3.1"), expected);
+    let image = image.file("/srv/alone.rb", b"require_relative 'app/web'");
+    let expected = ["/srv/alone.rb", "/srv/app/web.rb"];
+    assert_eq!(guessed(&image, &["ruby3.1", "alone.rb"], "/usr/bin/ruby3.1"), expected);
+}
+
+#[test]
 fn ruby_perl_and_php_bring_what_they_require() {
     let ruby = usual()
         .program("/usr/bin/ruby3.1", b"")

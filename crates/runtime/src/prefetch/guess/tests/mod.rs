@@ -373,6 +373,23 @@ fn libraries_come_before_the_rest_of_a_big_programs_code() {
     assert_eq!(pieces[at("/usr/bin/a", 66)].1.end, 76 * MIB);
 }
 
+#[test]
+fn the_code_of_one_program_leaves_room_for_what_follows() {
+    const MIB: u64 = 1 << 20;
+    let forged = Forged { code: Some(2 * MIB..600 * MIB), ..Forged::default() };
+    let mut big = forged.bytes();
+    big.resize(602 << 20, 0);
+    let image = usual()
+        .program("/usr/bin/a", &big)
+        .file("/opt/plugins/libplugin.so", &shared(&["libsmall.so"]))
+        .file("/usr/lib/libsmall.so", &shared(&[]));
+    let config = json!({ "config": { "Cmd": ["a"] } });
+    let after = image.guessed_after(&config, &["/opt/plugins/libplugin.so"]);
+    assert!(
+        after.ends_with(&["/opt/plugins/libplugin.so", "/usr/lib/libsmall.so"].map(str::to_owned))
+    );
+}
+
 /// A server loads plug-ins that its settings name.
 #[test]
 fn a_library_that_was_missed_brings_its_libraries() {

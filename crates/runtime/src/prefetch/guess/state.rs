@@ -26,7 +26,7 @@ use super::{
 const FILES: usize = 8192;
 
 /// Bytes that are guessed for one image.
-const BYTES: u64 = 512 << 20;
+pub(super) const BYTES: u64 = 512 << 20;
 
 /// Programs that only run another one, of one command: `env nice tini …`.
 const WRAPPERS: usize = 16;
@@ -51,7 +51,7 @@ const DATA_PER_CODE: u64 = 64;
 const FIRST_CODE: u64 = 64 << 20;
 
 /// Bytes that are kept for what is wanted after the rest of the code.
-const AFTER_CODE: u64 = BYTES / 4;
+pub(super) const AFTER_CODE: u64 = BYTES / 4;
 
 /// Bytes at the beginning of a bigger file that are always read.
 pub(super) const HEAD: u64 = 1 << 20;
@@ -176,7 +176,7 @@ pub(super) struct Guess<'a, B> {
     /// Pieces that are certainly needed and were not taken yet.
     wanted: Vec<Piece>,
     /// Further code of big programs and libraries, wanted when no more libraries follow.
-    late: Vec<Piece>,
+    pub(super) late: Vec<Piece>,
     /// Pieces that may be needed.
     doubtful: Vec<Piece>,
     /// Programs that were not taken yet.

@@ -19,7 +19,7 @@ use super::{
     elf::{Obstacle, Parts},
     guess,
     paths::Paths,
-    state::ARCHIVE,
+    state::{AFTER_CODE, ARCHIVE, BYTES, Guess},
 };
 
 /// The usual tree of a program with libraries, to which tests add files.
@@ -375,19 +375,16 @@ fn libraries_come_before_the_rest_of_a_big_programs_code() {
 
 #[test]
 fn the_code_of_one_program_leaves_room_for_what_follows() {
-    const MIB: u64 = 1 << 20;
-    let forged = Forged { code: Some(2 * MIB..600 * MIB), ..Forged::default() };
-    let mut big = forged.bytes();
-    big.resize(602 << 20, 0);
-    let image = usual()
-        .program("/usr/bin/a", &big)
-        .file("/opt/plugins/libplugin.so", &shared(&["libsmall.so"]))
-        .file("/usr/lib/libsmall.so", &shared(&[]));
-    let config = json!({ "config": { "Cmd": ["a"] } });
-    let after = image.guessed_after(&config, &["/opt/plugins/libplugin.so"]);
-    assert!(
-        after.ends_with(&["/opt/plugins/libplugin.so", "/usr/lib/libsmall.so"].map(str::to_owned))
-    );
+    let packed = usual().program("/usr/bin/a", &program(&[])).pack();
+    let mut guess = Guess::new(&json!({ "config": { "Cmd": ["a"] } }), &packed.bootstrap);
+    let file = guess.paths.file(b"/", b"/usr/bin/a").unwrap().nid;
+    guess.take_wanted();
+    guess.late.push(Piece { file, range: 0..2 * BYTES });
+    guess.want_late();
+    let wanted = guess.take_wanted();
+    assert_eq!(wanted.len(), 1);
+    let len = wanted[0].range.end;
+    assert!((BYTES / 2..=BYTES - AFTER_CODE).contains(&len), "{len}");
 }
 
 /// A server loads plug-ins that its settings name.

@@ -81,8 +81,8 @@ impl ClassMap {
     }
 }
 
-/// The paths of a class's file by an entry. Below the directory of a prefix, PSR-4 leaves the prefix
-/// out, and PSR-0 does not.
+/// The paths of a class's file by an entry. Below the directory of a prefix, PSR-4 leaves the
+/// prefix out, and PSR-0 does not.
 fn paths_of(name: &[u8], path: &[u8], class: &[u8]) -> Vec<Vec<u8>> {
     if !name.ends_with(b"/") {
         return vec![path.to_vec()];

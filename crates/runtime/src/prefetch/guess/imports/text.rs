@@ -47,7 +47,7 @@ pub(super) fn python_site(source: &[u8]) -> Vec<Vec<u8>> {
     names
 }
 
-/// Quoted words of a script that `keep` accepts, given the last of the text before them on the line,
+/// Quoted words of a script that `keep` accepts, given the end of the text before them on the line,
 /// and the word.
 pub(super) fn quoted(source: &[u8], keep: impl Fn(&[u8], &[u8]) -> bool) -> Vec<Vec<u8>> {
     let mut names = Vec::new();

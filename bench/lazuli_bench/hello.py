@@ -137,7 +137,7 @@ class Image:
             push |= {"bytes": image_size(self.server.reference(name))}
             said = f"{push['seconds']:.2f} s, {megabytes(push['bytes'])} MB"
         except CommandFailed as error:
-            push |= {"error": str(error)}
+            push |= {"error": results.error_text(error)}
             said = str(error)
         shutil.rmtree(work)
         print(f"{self.name}: push, {contender.title}: {said}", file=sys.stderr)
@@ -168,7 +168,7 @@ class Image:
                       "bytes": found.bytes, "cpu_s": found.cpu, "rss_bytes": found.rss}
             said = f"ready after {found.ready:.2f} s, {megabytes(found.bytes)} MB"
         except (CommandFailed, TimeoutError) as error:
-            start |= {"error": str(error)}
+            start |= {"error": results.error_text(error)}
             said = str(error)
         self.report["starts"].append(start)
         print(f"{self.name}: {shape['name']}, {contender.title}: {said}", file=sys.stderr)

@@ -2,10 +2,16 @@
 
 import datetime
 import json
+import re
 import shlex
 import subprocess
 
 from lab import REPOSITORY, machine
+
+
+def error_text(error):
+    """What an error says, for results that are kept: of paths on this machine only the names."""
+    return re.sub(r"(?<![\w.:/])/(?:[^\s/:\"']+/)+", "", str(error))
 
 
 def write(path, verb, argv, **fields):

@@ -73,7 +73,7 @@ def measure(contender, images, directory, work):
     except CommandFailed as error:
         for point in points:
             if "seconds" not in point:
-                point["error"] = str(error)
+                point["error"] = results.error_text(error)
     shutil.rmtree(work / "registry")
     return points
 

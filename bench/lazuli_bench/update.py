@@ -89,7 +89,7 @@ def one(contender, name, directory, work):
                 start = this.start(server, f"{address}/app:2", ready_when(following(name)))
         update |= {"pulled_bytes": start.bytes, "requests": start.requests, "ready_s": start.ready}
     except (CommandFailed, TimeoutError) as error:
-        update |= {"error": str(error)}
+        update |= {"error": results.error_text(error)}
     shutil.rmtree(work / "registry")
     return update
 

@@ -339,12 +339,7 @@ impl Imports {
                     self.follow(paths, file, word)
                 }
                 (Language::Python, b"-m") => self.python_program(paths, word),
-                (Language::Ruby, b"-r") => self
-                    .ruby_feature(paths, word)
-                    .map(import)
-                    .into_iter()
-                    .chain([Import::Gems])
-                    .collect(),
+                (Language::Ruby, b"-r") => self.ruby_option(paths, word),
                 (Language::Lua, b"-l") => self.lua_module(paths, word).into_iter().collect(),
                 (Language::Erlang, b"-boot") => self.boot_file(paths, word).into_iter().collect(),
                 (Language::Erlang, b"-s" | b"-run" | b"-user") => self.erlang_program(paths, word),

@@ -71,11 +71,9 @@ impl ClassMap {
         let prefixes = (1..lower.len()).rev().filter(|end| lower[end - 1] == b'/');
         let names = [lower.len()].into_iter().chain(prefixes).map(|end| &lower[..end]);
         let known = names.filter_map(|name| Some((name, self.files.get(name)?)));
-        let paths = |(name, paths)| {
-            let paths: &Vec<Vec<u8>> = paths;
-            Vec::from_iter(paths.iter().take(TRIED).flat_map(|path| paths_of(name, path, &class)))
-        };
-        let found = known.flat_map(paths).take(TRIED).collect();
+        let entries = known.flat_map(|(name, paths)| paths.iter().map(move |path| (name, path)));
+        let paths = entries.flat_map(|(name, path)| paths_of(name, path, &class));
+        let found = paths.take(TRIED).collect();
         self.looked_for.insert(lower, class);
         found
     }
@@ -211,6 +209,7 @@ fn class_map(directory: &[u8], source: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut entries = Vec::new();
     let mut key = Vec::new();
     for line in source.split(|byte| *byte == b'\n') {
+        // `public static $fallbackDirsPsr4 = array (`: of another array than the last key.
         if line.windows(7).any(|part| part == b" static") {
             key.clear();
         }
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn scripts_and_classes_are_found() {
+    fn scripts_and_classes_that_a_script_names_are_found() {
         let source = b"<?php require_once __DIR__ . '/a.php'; include 'b/c.inc'; echo 'no';";
         assert_eq!(texts(scripts(source, true)), ["/a.php", "b/c.inc"]);
         let source = b"$a = ['B' => 'c.php'];\nrequire 'd.php';";

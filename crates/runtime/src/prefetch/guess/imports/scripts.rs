@@ -45,10 +45,16 @@ fn gem_of(path: &[u8]) -> Option<&[u8]> {
     Some(&path[..at + len])
 }
 
-fn is_of_other_gem(import: &Import, gem: Option<&[u8]>) -> bool {
-    let (Import::Module(file) | Import::Library(file)) = import else { return false };
-    let of_file = gem_of(&file.path);
-    of_file.is_some() && of_file != gem
+/// Adds that RubyGems looks for a gem, if one of these is in another gem than what loads it.
+fn with_gems(found: &mut Vec<Import>, loading: Option<&[u8]>) {
+    let is_of_other = |import: &Import| {
+        let (Import::Module(file) | Import::Library(file)) = import else { return false };
+        let gem = gem_of(&file.path);
+        gem.is_some() && gem != loading
+    };
+    if found.iter().any(is_of_other) {
+        found.push(Import::Gems);
+    }
 }
 
 impl Imports {
@@ -67,10 +73,7 @@ impl Imports {
             let feature = self.ruby_feature(paths, &name);
             found.extend(feature.or_else(|| ruby_file(paths, file.directory(), &name)).map(import));
         }
-        let gem = gem_of(&file.path);
-        if found.iter().any(|import| is_of_other_gem(import, gem)) {
-            found.push(Import::Gems);
-        }
+        with_gems(&mut found, gem_of(&file.path));
         for pattern in text::ruby_patterns(bytes) {
             let scripts = paths.matching(&[file.directory(), b"/", &pattern].concat());
             found.extend(scripts.into_iter().map(Import::Module));
@@ -78,6 +81,17 @@ impl Imports {
         if let Some([gem, program]) = text::ruby_program(bytes) {
             found.extend(self.ruby_program(paths, &gem, &program));
         }
+        found
+    }
+
+    /// What is loaded before a program: `ruby -r NAME`.
+    pub(super) fn ruby_option(
+        &self,
+        paths: &mut Paths<'_, impl AsRef<[u8]>>,
+        name: &[u8],
+    ) -> Vec<Import> {
+        let mut found = Vec::from_iter(self.ruby_feature(paths, name).map(import));
+        with_gems(&mut found, None);
         found
     }
 
@@ -121,11 +135,7 @@ impl Imports {
     }
 
     /// The file in the directories of the interpreter and of gems that `name` means.
-    pub(super) fn ruby_feature(
-        &self,
-        paths: &mut Paths<'_, impl AsRef<[u8]>>,
-        name: &[u8],
-    ) -> Option<Found> {
+    fn ruby_feature(&self, paths: &mut Paths<'_, impl AsRef<[u8]>>, name: &[u8]) -> Option<Found> {
         // Such a path is relative to the directory in which the program starts.
         let is_path = name.starts_with(b"./") || name.starts_with(b"../");
         let roots = if is_path { &self.own } else { &self.roots };

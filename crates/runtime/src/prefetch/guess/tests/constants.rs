@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{
-    forge::{program, shared},
+    forge::{Forged, program, shared},
     usual,
 };
 
@@ -73,6 +73,16 @@ fn the_maker_finds_what_a_program_names_of_the_files_beside_it() {
         "/usr/lib/x86_64-linux-gnu/libz.so",
     ];
     assert_eq!(by_maker, [&by_node[..], &added.map(str::to_owned)].concat());
+}
+
+#[test]
+fn a_program_that_names_itself_is_guessed_once() {
+    const MIB: u64 = 1 << 20;
+    let mut big = Forged { code: Some(2 * MIB..4 * MIB), ..Forged::default() }.bytes();
+    big.resize(20 << 20, 0);
+    let image = usual().program("/opt/tool/tool", &with(&big, &["tool"]));
+    let config = json!({ "config": { "Cmd": ["/opt/tool/tool"] } });
+    assert_eq!(image.guessed_by_maker(&config), image.guessed(&config));
 }
 
 #[test]

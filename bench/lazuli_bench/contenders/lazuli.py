@@ -6,7 +6,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from lab import background, run
+from lab import CommandFailed, background, run
 from lab.containerd import listens
 from lab.cosign import Cosign
 from lab.lazuli import Lazuli, lazuli
@@ -16,12 +16,12 @@ from .overlayfs import Overlayfs
 
 
 @contextlib.contextmanager
-def daemon(work, driver, config="", mirror=False):
+def daemon(work, driver, config="", mirror=False, tables=""):
     """The `Service` of a daemon whose files are all in the directory `work`. `config` has keys that
-    are in no table."""
+    are in no table, `tables` has others."""
     address, instance, file = work / "lazuli.sock", Lazuli(work / "root"), work / "config.toml"
     hosts = work / "certs.d"
-    tables = f'[snapshotter]\naddress = "{address}"\ndriver = "{driver}"\n'
+    tables += f'[snapshotter]\naddress = "{address}"\ndriver = "{driver}"\n'
     if mirror:
         config += f'hosts_dir = "{hosts}"\n'
         tables += f'[mirror]\nlisten = "127.0.0.1:{free_port()}"\n'
@@ -72,6 +72,15 @@ class FirstPull(Fanotify):
 
     name, title, form = "lazuli-first", "Lazuli, first pull", Overlayfs.name
     is_variant = True
+
+    @contextlib.contextmanager
+    def service(self, work):
+        # The disk of the machine may have less than a fifth left.
+        with daemon(work, self.driver, tables='[cache]\nkeep_free = "2%"\n') as service:
+            yield service
+            left = [line for line in work.joinpath("lazuli.log").read_text().splitlines() if "left to containerd" in line]
+            if left:
+                raise CommandFailed(f"not a first pull: {left[0]}")
 
 
 class Indexed(Fanotify):

@@ -31,6 +31,8 @@ mod dictionary;
 mod embedded;
 mod entry;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzz;
 pub mod index;
 mod layer_contents;
 mod layer_file;

@@ -7,23 +7,15 @@ use lazuli_image::{
     gzip::{self, Header, TRAILER},
     points::{MAX_WINDOW, NewPoint},
 };
-use miniz_oxide::inflate::{
-    TINFLStatus,
-    core::{
-        DecompressorOxide, decompress_with_limit,
-        inflate_flags::{
-            TINFL_FLAG_HAS_MORE_INPUT, TINFL_FLAG_STOP_ON_BLOCK_BOUNDARY,
-            TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF,
-        },
-    },
-};
+
+use super::inflate::{Inflate, Output, SLACK, Stop};
 
 /// Minimum distance of points, in decoded bytes. Half of it doubles the index, and saves a fifth of
 /// a start's fetches: the decision on indexes has the figures.
 const SPAN: u64 = 1 << 20;
 
 /// Decoded bytes that are kept: a window, and space for new ones.
-const BUFFER: usize = MAX_WINDOW + (256 << 10);
+const KEPT: usize = MAX_WINDOW + (256 << 10);
 
 /// A place where a decoder can begin, with its offset in the unpacked file.
 #[derive(Clone, Debug)]
@@ -43,17 +35,18 @@ enum Following {
 
 /// A gzip file while it is unpacked, one piece after the other.
 pub(super) struct Gunzip {
-    decoder: Box<DecompressorOxide>,
+    decoder: Box<Inflate>,
     in_member: bool,
     /// The last decoded bytes, up to `filled`.
     buffer: Vec<u8>,
     filled: usize,
     /// First decoded byte of this member.
     member: u64,
-    stored: u64,
+    /// Stored bytes that were taken, the last of which the decoder may not have used yet.
+    taken: u64,
     decoded: u64,
-    /// The stored byte before this place.
-    before: u8,
+    /// The last eight stored bytes that were taken, the last one lowest.
+    last: u64,
     marks: Vec<Mark>,
     /// Stored bytes since the last mark, as long as they may refer to its window.
     follow: Option<Vec<u8>>,
@@ -66,12 +59,12 @@ impl Default for Gunzip {
         Gunzip {
             decoder: Box::default(),
             in_member: false,
-            buffer: vec![0; BUFFER],
+            buffer: vec![0; KEPT + SLACK],
             filled: 0,
             member: 0,
-            stored: 0,
+            taken: 0,
             decoded: 0,
-            before: 0,
+            last: 0,
             marks: Vec::new(),
             follow: None,
             ends: Vec::new(),
@@ -82,7 +75,7 @@ impl Default for Gunzip {
 impl Gunzip {
     /// Stored bytes consumed so far.
     pub(super) fn stored(&self) -> u64 {
-        self.stored
+        self.taken - u64::from(self.decoder.bits_ahead() / 8)
     }
 
     /// The last point that is not behind this decoded byte: its number, and the point.
@@ -107,36 +100,30 @@ impl Gunzip {
             if !self.in_member && !self.begin_member(input)? {
                 return Ok(0);
             }
-            if self.filled == BUFFER {
-                self.buffer.copy_within(BUFFER - MAX_WINDOW.., 0);
+            if self.filled == KEPT {
+                self.buffer.copy_within(KEPT - MAX_WINDOW..KEPT, 0);
                 self.filled = MAX_WINDOW;
             }
             let bytes = input.fill_buf()?;
-            let more = if bytes.is_empty() { 0 } else { TINFL_FLAG_HAS_MORE_INPUT };
-            let flags =
-                TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF | TINFL_FLAG_STOP_ON_BLOCK_BOUNDARY | more;
             let start = self.filled;
-            let (status, read, written) = decompress_with_limit(
-                &mut self.decoder,
-                bytes,
-                &mut self.buffer,
-                start,
-                out.len(),
-                flags,
-            );
-            self.note(&bytes[..read]);
-            input.consume(read);
+            let mut output = Output {
+                buffer: &mut self.buffer,
+                // Members are independent.
+                floor: start - start.min((self.decoded - self.member) as usize),
+                at: start,
+                end: KEPT.min(start + out.len()),
+            };
+            let (stop, taken) = self.decoder.decode(bytes, &mut output);
+            let (is_at_end, written) = (bytes.is_empty(), output.at - start);
+            self.note(&bytes[..taken]);
+            input.consume(taken);
             self.filled += written;
             self.decoded += written as u64;
-            match status {
-                TINFLStatus::Done => self.end_member(input)?,
-                TINFLStatus::BlockBoundary => self.end_block()?,
-                TINFLStatus::HasMoreOutput => {}
-                TINFLStatus::NeedsMoreInput if more != 0 => {}
-                TINFLStatus::NeedsMoreInput | TINFLStatus::FailedCannotMakeProgress => {
-                    return Err(self.error("it is cut off"));
-                }
-                _ => return Err(self.error("it is damaged")),
+            match stop.map_err(|problem| self.error(&format!("it is damaged: {problem}")))? {
+                Stop::End => self.end_member(input)?,
+                Stop::BlockEnd => self.end_block(),
+                Stop::NoInput if is_at_end => return Err(self.error("it is cut off")),
+                Stop::Full | Stop::NoInput => {}
             }
             self.thin(Following::Data)?;
             if written > 0 {
@@ -148,9 +135,9 @@ impl Gunzip {
 
     /// Notes that these stored bytes were used.
     fn note(&mut self, bytes: &[u8]) {
-        self.stored += bytes.len() as u64;
-        if let Some(last) = bytes.last() {
-            self.before = *last;
+        self.taken += bytes.len() as u64;
+        for byte in &bytes[bytes.len().saturating_sub(8)..] {
+            self.last = self.last << 8 | u64::from(*byte);
         }
         if let Some(follow) = &mut self.follow {
             follow.extend_from_slice(bytes);
@@ -170,7 +157,7 @@ impl Gunzip {
                     Err(self.error("it is cut off"))
                 };
             }
-            if self.stored > 0 && header.is_empty() && bytes[0] == 0 {
+            if self.taken > 0 && header.is_empty() && bytes[0] == 0 {
                 return self.skip_zeros(input);
             }
             let known = header.len();
@@ -187,10 +174,9 @@ impl Gunzip {
                 break;
             }
         }
-        *self.decoder = DecompressorOxide::default();
         self.in_member = true;
         self.member = self.decoded;
-        self.mark(0, Vec::new());
+        self.mark(Vec::new());
         Ok(true)
     }
 
@@ -204,40 +190,42 @@ impl Gunzip {
                 return Err(self.error("the end or zeros were expected behind its last member"));
             }
             let count = bytes.len();
-            self.stored += count as u64;
+            self.taken += count as u64;
             input.consume(count);
         }
     }
 
     fn end_member(&mut self, input: &mut impl BufRead) -> io::Result<()> {
         self.thin(Following::End)?;
+        // The decoder takes no more than a part of the trailer ahead.
         let mut trailer = [0; TRAILER];
-        io::Read::read_exact(input, &mut trailer).map_err(|_| self.error("it is cut off"))?;
-        self.note(&trailer);
-        self.ends.push((self.decoded, self.stored));
+        let rest = &mut trailer[self.decoder.bytes_ahead().len()..];
+        io::Read::read_exact(input, rest).map_err(|_| self.error("it is cut off"))?;
+        self.note(rest);
+        self.decoder.restart();
+        self.ends.push((self.decoded, self.taken));
         self.in_member = false;
         Ok(())
     }
 
     /// A block has ended, and another one follows.
-    fn end_block(&mut self) -> io::Result<()> {
+    fn end_block(&mut self) {
         let last = self.marks.last().map_or(0, |mark| mark.decoded);
         if self.decoded - last < SPAN {
-            return Ok(());
+            return;
         }
-        let state = self.decoder.block_boundary_state();
-        let bits = state.ok_or_else(|| self.error("a block that ends nowhere"))?.num_bits;
         // Members are independent: the window ends at the start of this one.
         let size = MAX_WINDOW.min((self.decoded - self.member) as usize);
         let window = self.buffer[self.filled - size..self.filled].to_vec();
-        self.mark(bits, window);
-        Ok(())
+        self.mark(window);
     }
 
-    fn mark(&mut self, bits: u8, window: Vec<u8>) {
-        self.follow = (!window.is_empty()).then(Vec::new);
-        let before = if bits == 0 { 0 } else { self.before };
-        let point = NewPoint { stored: Stored(self.stored), bits, before, window };
+    fn mark(&mut self, window: Vec<u8>) {
+        let ahead = self.decoder.bytes_ahead();
+        let bits = (self.decoder.bits_ahead() % 8) as u8;
+        let before = if bits == 0 { 0 } else { (self.last >> (8 * ahead.len())) as u8 };
+        let point = NewPoint { stored: Stored(self.stored()), bits, before, window };
+        self.follow = (!point.window.is_empty()).then_some(ahead);
         self.marks.push(Mark { point, decoded: self.decoded });
     }
 
@@ -261,7 +249,7 @@ impl Gunzip {
     }
 
     fn error(&self, problem: &str) -> io::Error {
-        io::Error::other(format!("gzip data at stored byte {}: {problem}", self.stored))
+        io::Error::other(format!("gzip data at stored byte {}: {problem}", self.stored()))
     }
 }
 

@@ -9,8 +9,10 @@
 //! layer that is one block for too long) is stored once more, in a blob beside it.
 
 mod assemble;
+mod background_hash;
 mod gunzip;
 mod index_while_reading;
+mod inflate;
 mod layer;
 mod memory;
 mod seekable;
@@ -32,6 +34,8 @@ use lazuli_image::{
     rafs::{BlobRecord, BootstrapOptions, WrittenIndex, write_bootstrap},
 };
 
+#[cfg(fuzzing)]
+pub(crate) use self::inflate::compare::assert_like_zlib;
 use self::layer::{ChunkContent, Indexed, Numbers};
 pub use self::{
     assemble::{KnownLayer, assemble, assemble_one},

@@ -2,9 +2,10 @@
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 
-use lazuli_image::{Algorithm, Digest, Hasher};
+use lazuli_image::Digest;
 
 use super::{
+    background_hash::BackgroundHash,
     gunzip::{Gunzip, Mark},
     skeleton::Recorder,
 };
@@ -22,7 +23,7 @@ pub(super) struct Unpacked<'a> {
     raw: Raw<'a>,
     gzip: Option<Gunzip>,
     decoded: u64,
-    hasher: Hasher,
+    hash: BackgroundHash,
     skeleton: Recorder,
     allowance: Allowance,
 }
@@ -78,10 +79,10 @@ impl<'a> Unpacked<'a> {
 
     fn read(raw: impl Read + 'a, gzip: Option<Gunzip>, stored_size: u64) -> io::Result<Self> {
         Ok(Unpacked {
-            raw: BufReader::with_capacity(BUFFER, Box::new(InFull(raw))),
+            raw: BufReader::with_capacity(BUFFER, Box::new(raw)),
             gzip,
             decoded: 0,
-            hasher: Algorithm::Sha256.hasher(),
+            hash: BackgroundHash::new()?,
             skeleton: Recorder::new()?,
             allowance: Allowance::of(stored_size),
         })
@@ -118,7 +119,7 @@ impl<'a> Unpacked<'a> {
         io::copy(&mut self.raw, &mut io::sink())?;
         let (marks, ends) = self.gzip.map_or_else(Default::default, Gunzip::finish);
         let skeleton = self.skeleton.finish()?;
-        Ok(Whole { diff_id: self.hasher.finish(), marks, ends, skeleton })
+        Ok(Whole { diff_id: self.hash.finish(), marks, ends, skeleton })
     }
 }
 
@@ -131,32 +132,12 @@ impl Read for Unpacked<'_> {
         if self.gzip.is_none() {
             self.raw.consume(count);
         }
-        self.hasher.update(&buffer[..count]);
+        self.hash.update(&buffer[..count]);
         self.skeleton.record(&buffer[..count])?;
         self.decoded += count as u64;
         if self.decoded > self.allowance.limit() {
             return Err(io::Error::other(self.allowance.exceeded()));
         }
         Ok(count)
-    }
-}
-
-/// Fills every buffer, up to the end. How far the decoder of gzip has read ahead depends on how its
-/// input is cut, and so do the stored ends of chunks: the same layer must have the same index from
-/// every source.
-struct InFull<R>(R);
-
-impl<R: Read> Read for InFull<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut filled = 0;
-        while filled < buffer.len() {
-            match self.0.read(&mut buffer[filled..]) {
-                Ok(0) => break,
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(filled)
     }
 }

@@ -1,0 +1,397 @@
+//! Decodes deflate, RFC 1951, and tells at which bit of the input it is.
+//!
+//! Decoders with a safe interface either keep the number of unused bits to themselves, or take one
+//! and a half times as long.
+
+mod codes;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod compare;
+mod symbols;
+
+use self::codes::{
+    Code, Coverage, DISTANCE_BITS, DISTANCE_ENTRIES, LENGTH_BITS, LITERAL_BITS, LITERAL_ENTRIES,
+    MAX_CODES, fill, look_up,
+};
+
+/// Bytes behind the end of an output that are overwritten with anything.
+pub(super) const SLACK: usize = STEP;
+
+/// Bytes of a match that are copied at once.
+const STEP: usize = 16;
+
+const BAD_REPEAT: &str = "a repeated length of nothing, or for more codes than there are";
+
+/// Why decoding has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// The output is full.
+    Full,
+    /// The input is used up.
+    NoInput,
+    /// A block has ended, and another one follows.
+    BlockEnd,
+    /// The last block has ended.
+    End,
+}
+
+/// The next part of the input.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    Block,
+    /// The size of a block that is stored as it is.
+    StoredSize,
+    /// So many bytes that are stored as they are.
+    Stored(usize),
+    /// The numbers of codes.
+    Counts,
+    /// The length of this one of the codes for lengths.
+    LengthCode(usize),
+    /// The length of this code.
+    Length(usize),
+    Symbols,
+    End,
+}
+
+/// Where decoded bytes go.
+pub(super) struct Output<'a> {
+    /// Holds what was decoded before, and has [`SLACK`] bytes behind `end`.
+    pub(super) buffer: &'a mut [u8],
+    /// The first byte that a match may refer to, if it is not too far.
+    pub(super) floor: usize,
+    /// The next byte.
+    pub(super) at: usize,
+    pub(super) end: usize,
+}
+
+/// Copies `count` bytes to `to` from `distance` before; overwrites up to [`SLACK`] bytes behind.
+#[inline(always)]
+fn copy(buffer: &mut [u8], mut to: usize, distance: usize, count: usize) {
+    let (mut from, end) = (to - distance, to + count);
+    if distance >= STEP {
+        while to < end {
+            let bytes: [u8; STEP] = buffer[from..].first_chunk().copied().unwrap_or_default();
+            buffer[to..to + STEP].copy_from_slice(&bytes);
+            (from, to) = (from + STEP, to + STEP);
+        }
+    } else if distance == 1 {
+        let byte = buffer[from];
+        buffer[to..end].fill(byte);
+    } else {
+        while to < end {
+            buffer[to] = buffer[from];
+            (from, to) = (from + 1, to + 1);
+        }
+    }
+}
+
+/// Input, and how much of it was taken.
+struct Input<'a> {
+    bytes: &'a [u8],
+    taken: usize,
+}
+
+/// A decoder.
+pub(super) struct Inflate {
+    /// Input that was taken and is not used yet, the next bit lowest; zeros above.
+    bits: u64,
+    count: u32,
+    next: Next,
+    is_last: bool,
+    /// The bytes of a match that are still missing, and its distance.
+    rest: (usize, usize),
+    /// Numbers of codes in this block: for literals and lengths, for distances, and for lengths of
+    /// codes.
+    literals: usize,
+    distances: usize,
+    length_codes: usize,
+    lengths: [u8; MAX_CODES],
+    length_table: [Code; 1 << LENGTH_BITS],
+    literal_table: [Code; LITERAL_ENTRIES],
+    distance_table: [Code; DISTANCE_ENTRIES],
+}
+
+impl Default for Inflate {
+    fn default() -> Self {
+        Inflate {
+            bits: 0,
+            count: 0,
+            next: Next::Block,
+            is_last: false,
+            rest: (0, 0),
+            literals: 0,
+            distances: 0,
+            length_codes: 0,
+            lengths: [0; MAX_CODES],
+            length_table: [Code::NONE; 1 << LENGTH_BITS],
+            literal_table: [Code::NONE; LITERAL_ENTRIES],
+            distance_table: [Code::NONE; DISTANCE_ENTRIES],
+        }
+    }
+}
+
+impl Inflate {
+    /// Number of input bits that were taken and not used, less than 64.
+    pub(super) fn bits_ahead(&self) -> u32 {
+        self.count
+    }
+
+    /// The whole bytes among them, at most seven.
+    pub(super) fn bytes_ahead(&self) -> Vec<u8> {
+        let bytes = (self.bits >> (self.count % 8)).to_le_bytes();
+        bytes[..self.count as usize / 8].to_vec()
+    }
+
+    /// Begins anew; the bits that were not used are gone.
+    pub(super) fn restart(&mut self) {
+        (self.bits, self.count) = (0, 0);
+        (self.next, self.rest) = (Next::Block, (0, 0));
+    }
+
+    /// Decodes until there is a reason to [`Stop`]. Also returns the number of bytes taken.
+    pub(super) fn decode(
+        &mut self,
+        input: &[u8],
+        output: &mut Output<'_>,
+    ) -> (Result<Stop, &'static str>, usize) {
+        let mut input = Input { bytes: input, taken: 0 };
+        let stop = loop {
+            match self.step(&mut input, output) {
+                Ok(None) => {}
+                Ok(Some(stop)) => break Ok(stop),
+                Err(problem) => break Err(problem),
+            }
+        };
+        (stop, input.taken)
+    }
+
+    fn step(
+        &mut self,
+        input: &mut Input<'_>,
+        output: &mut Output<'_>,
+    ) -> Result<Option<Stop>, &'static str> {
+        match self.next {
+            Next::Block => {
+                let Some(bits) = self.take(input, 3) else { return Ok(Some(Stop::NoInput)) };
+                self.is_last = bits & 1 == 1;
+                self.next = match bits >> 1 {
+                    0 => {
+                        self.skip(self.count % 8);
+                        Next::StoredSize
+                    }
+                    1 => {
+                        self.use_fixed_codes()?;
+                        Next::Symbols
+                    }
+                    2 => Next::Counts,
+                    _ => return Err("a block of an unknown type"),
+                };
+            }
+            Next::StoredSize => {
+                let Some(bits) = self.take(input, 32) else { return Ok(Some(Stop::NoInput)) };
+                let (size, complement) = (bits as u16, (bits >> 16) as u16);
+                if size != !complement {
+                    return Err("a stored block with two sizes");
+                }
+                self.next = Next::Stored(size.into());
+            }
+            Next::Stored(0) => return Ok(Some(self.end_block())),
+            Next::Stored(left) => return Ok(self.copy_stored(left, input, output)),
+            Next::Counts => {
+                let Some(bits) = self.take(input, 14) else { return Ok(Some(Stop::NoInput)) };
+                self.literals = 257 + (bits & 31) as usize;
+                self.distances = 1 + (bits >> 5 & 31) as usize;
+                self.length_codes = 4 + (bits >> 10) as usize;
+                if self.literals > 286 || self.distances > 30 {
+                    return Err("a block with too many codes");
+                }
+                self.lengths = [0; MAX_CODES];
+                self.next = Next::LengthCode(0);
+            }
+            Next::LengthCode(number) => {
+                const ORDER: [u8; 19] =
+                    [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15];
+                if number == self.length_codes {
+                    let lengths = &self.lengths[..ORDER.len()];
+                    let filled = fill(&mut self.length_table, LENGTH_BITS, lengths, codes::length)?;
+                    if filled != Coverage::Complete {
+                        return Err("fewer codes than bits");
+                    }
+                    self.lengths = [0; MAX_CODES];
+                    self.next = Next::Length(0);
+                    return Ok(None);
+                }
+                let Some(bits) = self.take(input, 3) else { return Ok(Some(Stop::NoInput)) };
+                self.lengths[usize::from(ORDER[number])] = bits as u8;
+                self.next = Next::LengthCode(number + 1);
+            }
+            Next::Length(number) if number < self.literals + self.distances => {
+                return self.read_length(number, input);
+            }
+            Next::Length(_) => {
+                if self.lengths[256] == 0 {
+                    return Err("a block that cannot end");
+                }
+                self.use_codes()?;
+                self.next = Next::Symbols;
+            }
+            Next::Symbols => {
+                self.copy_rest(output);
+                return self.symbols(input, output);
+            }
+            Next::End => return Ok(Some(Stop::End)),
+        }
+        Ok(None)
+    }
+
+    fn end_block(&mut self) -> Stop {
+        let (next, stop) =
+            if self.is_last { (Next::End, Stop::End) } else { (Next::Block, Stop::BlockEnd) };
+        self.next = next;
+        stop
+    }
+
+    fn copy_stored(
+        &mut self,
+        left: usize,
+        input: &mut Input<'_>,
+        output: &mut Output<'_>,
+    ) -> Option<Stop> {
+        let most = left.min(output.end - output.at);
+        let mut count = 0;
+        while self.count > 0 && count < most {
+            output.buffer[output.at + count] = self.bits as u8;
+            self.skip(8);
+            count += 1;
+        }
+        let rest = &input.bytes[input.taken..];
+        let more = rest.len().min(most - count);
+        output.buffer[output.at + count..][..more].copy_from_slice(&rest[..more]);
+        input.taken += more;
+        count += more;
+        output.at += count;
+        self.next = Next::Stored(left - count);
+        match count {
+            0 if most == 0 => Some(Stop::Full),
+            0 => Some(Stop::NoInput),
+            _ => None,
+        }
+    }
+
+    /// Reads the length of a code, or several.
+    fn read_length(
+        &mut self,
+        number: usize,
+        input: &mut Input<'_>,
+    ) -> Result<Option<Stop>, &'static str> {
+        self.refill(input);
+        let (code, _) = look_up(&self.length_table, LENGTH_BITS, self.bits);
+        let (extra, least) = match code.base() {
+            16 => (2, 3),
+            17 => (3, 3),
+            18 => (7, 11),
+            _ => (0, 1),
+        };
+        if code.bits() + extra > self.count {
+            return Ok(Some(Stop::NoInput));
+        }
+        let times = least + (self.bits >> code.bits() & ((1 << extra) - 1)) as usize;
+        self.skip(code.bits() + extra);
+        let length = match code.base() {
+            16 => {
+                *number.checked_sub(1).and_then(|last| self.lengths.get(last)).ok_or(BAD_REPEAT)?
+            }
+            17 | 18 => 0,
+            length => length as u8,
+        };
+        let end = number + times;
+        if end > self.literals + self.distances {
+            return Err(BAD_REPEAT);
+        }
+        self.lengths[number..end].fill(length);
+        self.next = Next::Length(end);
+        Ok(None)
+    }
+
+    fn use_fixed_codes(&mut self) -> Result<(), &'static str> {
+        (self.literals, self.distances) = (288, 32);
+        for (codes, length) in [(0..144, 8), (144..256, 9), (256..280, 7), (280..288, 8)] {
+            self.lengths[codes].fill(length);
+        }
+        self.lengths[288..].fill(5);
+        self.use_codes()
+    }
+
+    /// Fills the tables with codes of the lengths that were read.
+    fn use_codes(&mut self) -> Result<(), &'static str> {
+        let lengths = &self.lengths[..self.literals + self.distances];
+        let (literals, distances) = lengths.split_at(self.literals);
+        fill(&mut self.literal_table, LITERAL_BITS, literals, codes::literal_or_length)?;
+        fill(&mut self.distance_table, DISTANCE_BITS, distances, codes::distance)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use flate2::{Compression, write::DeflateEncoder};
+
+    use super::compare::assert_like_zlib;
+
+    /// Some text, bytes that repeat at many distances, and bytes that do not repeat.
+    fn samples() -> Vec<Vec<u8>> {
+        let mut state = 7_u64;
+        let mut random = move |bound: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % bound
+        };
+        let text = (0..20_000).flat_map(|_| format!("{} ", random(5000)).into_bytes()).collect();
+        let noise = (0..70_000).map(|_| random(256) as u8).collect();
+        let mut runs: Vec<u8> = Vec::new();
+        while runs.len() < 100_000 {
+            runs.extend((0..random(20)).map(|_| random(256) as u8));
+            let far = if random(4) == 0 { 40_000 } else { 40 };
+            let from = runs.len().saturating_sub(1 + random(far) as usize);
+            (0..random(300) as usize)
+                .for_each(|at| runs.push(runs.get(from + at).copied().unwrap_or_default()));
+        }
+        vec![text, noise, runs, vec![0; 50_000], b"short".to_vec(), Vec::new()]
+    }
+
+    #[test]
+    fn streams_are_decoded_like_by_zlib_whole_cut_and_damaged() {
+        for sample in samples() {
+            for level in [0, 1, 3, 6, 9] {
+                let mut encoder = DeflateEncoder::new(Vec::new(), Compression::new(level));
+                encoder.write_all(&sample).unwrap();
+                let stored = encoder.finish().unwrap();
+                for (taken, given) in [(usize::MAX, 1 << 20), (7, 1000), (1, 1), (5000, 511)] {
+                    let taken = taken.min(stored.len());
+                    assert_like_zlib(&stored, taken, given);
+                }
+                for round in 0..60 {
+                    let place = round * 7919 % (stored.len() * 8).min(3000).max(1);
+                    let mut damaged = stored.clone();
+                    damaged[place / 8] ^= 1 << (place % 8);
+                    assert_like_zlib(&damaged, 1 << 17, 1 << 18);
+                    assert_like_zlib(&stored[..place / 8], 100, 1 << 18);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_of_single_and_of_no_codes_are_taken_or_refused_like_by_zlib() {
+        // All short streams of three bytes with a dynamic block's first bits, and some of five.
+        for bits in 0..1_u64 << 16 {
+            let stored = (0b101 | bits << 3).to_le_bytes();
+            assert_like_zlib(&stored[..3], 8, 100);
+        }
+        for round in 0..20_000_u64 {
+            let bits = round.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let stored = [bits.to_le_bytes(), bits.rotate_left(23).to_le_bytes()].concat();
+            assert_like_zlib(&stored, 16, 1000);
+        }
+    }
+}

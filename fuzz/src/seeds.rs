@@ -23,6 +23,7 @@ fn main() -> io::Result<()> {
         "batches",
         "blob_tail",
         "tar_source",
+        "inflate",
         "layer_index",
         "seekable_toc",
         "documents",
@@ -63,9 +64,19 @@ fn main() -> io::Result<()> {
     fs::write(format!("{corpus}/registry_events/harbor"), HARBOR_EVENT)?;
     let layers = two_layers();
     fs::write(format!("{corpus}/layer_index/tar"), &layers[2..])?;
+    fs::write(format!("{corpus}/inflate/text"), [&[6, 6], DEFLATE].concat())?;
     fs::write(format!("{corpus}/layer_index/gzip"), gzip(&layers[2..]))?;
     fs::write(format!("{corpus}/tar_source/layers"), layers)
 }
+
+/// The squares of the first 60 numbers, in a deflate block with codes of its own.
+const DEFLATE: &[u8] =
+    b"\x15\x8f\xdb\x11\xc4\x30\x0c\x02\x5b\xa1\x04\xc9\x51\xec\x50\x8e\x1f\x49\xff\x25\xdc\xde\
+    \xd7\x0e\x63\x04\x38\x94\x2a\x59\x19\x4a\xab\x95\x2e\x74\xe8\x4e\xf5\xd2\xb0\x1c\x9a\xd6\
+    \x2e\xbd\x89\x07\x53\x83\x55\xca\xce\x0d\x8f\xb9\xe0\x5b\x6a\x99\x5c\x87\xda\x80\x13\x7d\
+    \x4c\x54\xe8\x2a\xf8\x10\xbb\xff\xb9\xa1\x2a\x88\xae\x6d\x4a\x28\xba\x21\xfe\xfb\xfb\x37\
+    \x86\xba\x21\x79\xe3\x32\xf5\xa1\xf1\x5a\x0f\x7d\xcf\x4c\xb6\x84\xdc\x21\x73\x66\x33\xc3\
+    \x18\xf7\x59\x8b\xa9\xeb\x24\x2b\x43\x7b\xa5\x0e\xdf\x38\xb6\x7e";
 
 /// Notifications of CNCF distribution.
 const DISTRIBUTION_EVENTS: &str = concat!(

@@ -78,10 +78,15 @@ def cold_and_warm(cluster, image, is_lazy):
 def remove_sandboxes(cluster):
     """Does what the kubelet does up to a minute after the end of pods: until then their snapshots
     stay."""
-    containers, running = (set(cluster.node.run("ctr", "-n", "k8s.io", what, "ls", "-q").split()) for what in ("containers", "tasks"))
-    for container in containers - running:
-        # The removal of a sandbox does nothing for the id of another container.
-        run(cluster.testkit / "cri", f"/proc/{cluster.node.pid}/root/run/containerd/containerd.sock", "rm", container)
+    def removed():
+        containers, running = (set(cluster.node.run("ctr", "-n", "k8s.io", what, "ls", "-q").split()) for what in ("containers", "tasks"))
+        for container in containers - running:
+            # The removal of a sandbox does nothing for the id of another container.
+            run(cluster.testkit / "cri", f"/proc/{cluster.node.pid}/root/run/containerd/containerd.sock", "rm", container)
+        return True
+
+    # The kubelet may be removing one of them itself.
+    wait(60, "ended pods to be removed", removed)
 
 
 def stored(cluster):

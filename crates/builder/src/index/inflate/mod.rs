@@ -67,20 +67,17 @@ pub(super) struct Output<'a> {
 #[inline(always)]
 fn copy(buffer: &mut [u8], mut to: usize, distance: usize, count: usize) {
     let (mut from, end) = (to - distance, to + count);
-    if distance >= STEP {
-        while to < end {
-            let bytes: [u8; STEP] = buffer[from..].first_chunk().copied().unwrap_or_default();
-            buffer[to..to + STEP].copy_from_slice(&bytes);
-            (from, to) = (from + STEP, to + STEP);
-        }
-    } else if distance == 1 {
+    if distance == 1 {
         let byte = buffer[from];
         buffer[to..end].fill(byte);
-    } else {
-        while to < end {
-            buffer[to] = buffer[from];
-            (from, to) = (from + 1, to + 1);
-        }
+        return;
+    }
+    // Of bytes that are nearer than a step, the next step copies what this one copied too early.
+    let step = distance.min(STEP);
+    while to < end {
+        let bytes: [u8; STEP] = buffer[from..].first_chunk().copied().unwrap_or_default();
+        buffer[to..to + STEP].copy_from_slice(&bytes);
+        (from, to) = (from + step, to + step);
     }
 }
 

@@ -6,9 +6,9 @@ use super::{
     copy,
 };
 
-/// Input and output that [`Inflate::many`] may use before it looks at what is left: three loads of
-/// 8 bytes, of which each consumes at most 7, and three literals.
-const MOST_INPUT: usize = 24;
+/// Input and output that [`Inflate::many`] may use between two looks at what is left: two loads of
+/// 8 bytes, and three literals.
+const MOST_INPUT: usize = 16;
 const MOST_LITERALS: usize = 3;
 
 const BAD_CODE: &str = "bits that are no code";
@@ -76,11 +76,15 @@ impl Inflate {
                 to += 1;
             };
         }
+        if bytes.len() - from < MOST_INPUT {
+            return Ok(false);
+        }
+        refill!();
+        // The next one is looked up before a match is copied.
+        let mut code = first(literals, bits);
         while end - to > MOST_LITERALS && bytes.len() - from >= MOST_INPUT {
-            refill!();
             // Codes in the first table have 11 bits at most, so three of them are here, or two and
             // any other one.
-            let mut code = first(literals, bits);
             if code.is_literal() {
                 write!(code);
                 code = first(literals, bits);
@@ -89,6 +93,8 @@ impl Inflate {
                     code = first(literals, bits);
                     if code.is_literal() {
                         write!(code);
+                        refill!();
+                        code = first(literals, bits);
                         continue;
                     }
                 }
@@ -99,6 +105,8 @@ impl Inflate {
                 code = second;
                 if code.is_literal() {
                     write!(code);
+                    refill!();
+                    code = first(literals, bits);
                     continue;
                 }
                 if code.is_end() {
@@ -113,13 +121,15 @@ impl Inflate {
             let length = code.value(bits);
             consume!(code.bits());
             refill!();
-            let (code, before) = look_up(&self.distance_table, DISTANCE_BITS, bits);
+            let (second, before) = look_up(&self.distance_table, DISTANCE_BITS, bits);
             consume!(before);
-            if code.is_special() {
+            if second.is_special() {
                 return Err(BAD_CODE);
             }
-            let distance = code.value(bits);
-            consume!(code.bits());
+            let distance = second.value(bits);
+            consume!(second.bits());
+            refill!();
+            code = first(literals, bits);
             if distance > to - floor {
                 return Err(BAD_DISTANCE);
             }

@@ -1,6 +1,6 @@
 //! Starts pulls of layers that have no index.
 
-use std::sync::Arc;
+use std::{cmp::Reverse, sync::Arc};
 
 use lazuli_image::Digest;
 use lazuli_registry::Repository;
@@ -25,7 +25,7 @@ impl Ordinaries {
         login: Option<&Arc<Lent>>,
     ) {
         let store = &self.store;
-        for layer in &image.layers {
+        for layer in biggest_first(image.layers.iter()) {
             let is_here = |index: &Digest| !store.is_wrong(index);
             let record = store.layer(&layer.key()).filter(|record| record.is_proven);
             let is_stated = vouched.of(layer).is_some_and(|vouched| is_here(&vouched.stated.index));
@@ -75,6 +75,16 @@ impl Ordinaries {
         });
         true
     }
+}
+
+/// The order in which layers are pulled. Few are at a time, and one thread reads each, so the biggest
+/// one would otherwise be alone in the end.
+pub(super) fn biggest_first<'a>(
+    layers: impl Iterator<Item = &'a ClaimedLayer>,
+) -> Vec<&'a ClaimedLayer> {
+    let mut layers: Vec<_> = layers.collect();
+    layers.sort_by_key(|layer| Reverse(layer.descriptor.size));
+    layers
 }
 
 /// The key of a repository in pulls and their queues.

@@ -8,7 +8,7 @@ use lazuli_registry::{ImageName, IndexTrust, Manifest};
 use serde::de::IgnoredAny;
 
 use super::{
-    begin::key_of,
+    begin::{biggest_first, key_of},
     claimed_layer::ClaimedLayer,
     pull_progress::{ArrivingLayer, PullProgress},
     pulls::{OpenBlobs, PullFor},
@@ -48,8 +48,8 @@ impl Node {
             DaemonError::Prefix { image, source }
         })?;
         let layers = image.layers.iter();
-        let missing: Vec<_> =
-            layers.filter(|layer| self.ordinaries.store.proven(layer).is_none()).collect();
+        let missing = layers.filter(|layer| self.ordinaries.store.proven(layer).is_none());
+        let missing = biggest_first(missing);
         let failed = |layer: &ClaimedLayer, why: String| {
             let (image, layer) = (name.to_string(), layer.digest());
             let why = why.trim_start_matches(&format!("layer {layer}: ")).to_owned();

@@ -6,7 +6,7 @@
 
 use zlib_rs::{Inflate, InflateError, InflateFlush, Status};
 
-use crate::points::{NewPoint, Point};
+use crate::points::Point;
 
 /// Limit of a member's header, in bytes: its name and comment may have any length.
 pub const MAX_HEADER: usize = 256 << 10;
@@ -83,24 +83,14 @@ impl Inflater {
         stored: &[u8],
         decoded: &mut [u8],
     ) -> Result<usize, String> {
-        self.decode_from(point.bits, point.before, &point.window()?, stored, decoded)
-    }
-
-    fn decode_from(
-        &mut self,
-        bits: u8,
-        before: u8,
-        window: &[u8],
-        stored: &[u8],
-        decoded: &mut [u8],
-    ) -> Result<usize, String> {
+        let window = point.window()?;
         self.0.reset(false);
         if !window.is_empty() {
-            self.0.set_dictionary(window).map_err(reason)?;
+            self.0.set_dictionary(&window).map_err(reason)?;
         }
-        let lead = Lead::to(bits, before);
+        let lead = Lead::to(point.bits, point.before);
         let (mut lead, mut rest, mut filled) = (lead.bytes(), stored, 0);
-        if bits == 0 && window.is_empty() && rest.starts_with(&MAGIC) {
+        if point.bits == 0 && window.is_empty() && rest.starts_with(&MAGIC) {
             rest = blocks(rest)?.unwrap_or_default();
         }
         while filled < decoded.len() {
@@ -125,40 +115,6 @@ impl Inflater {
         }
         Ok(filled)
     }
-}
-
-/// Reduces `point`'s window to the bytes that `stored` refers to. `stored` decodes to at least
-/// `size` bytes, or to fewer at the end of a member. Unused bytes become zeros, which compress
-/// well; unused bytes at the front are dropped.
-///
-/// # Errors
-/// The bytes do not decode.
-pub fn thin(point: &NewPoint, stored: &[u8], size: usize) -> Result<Vec<u8>, String> {
-    let window = &point.window;
-    let mut inflater = Inflater::default();
-    // Decode three times with windows of marker bytes: the lower half of each index, its
-    // complement, and the upper half. A decoded byte that differs between the first two runs was
-    // copied from the window, and its values give the index.
-    let mut run = |name: fn(usize) -> u8| {
-        let names: Vec<u8> = (0..window.len()).map(name).collect();
-        let mut decoded = vec![0; size];
-        let filled =
-            inflater.decode_from(point.bits, point.before, &names, stored, &mut decoded)?;
-        decoded.truncate(filled);
-        Ok::<_, String>(decoded)
-    };
-    let (low, other, high) =
-        (run(|at| at as u8)?, run(|at| !(at as u8))?, run(|at| (at >> 8) as u8)?);
-    let mut thin = vec![0; window.len()];
-    let mut first = window.len();
-    for ((low, other), high) in low.into_iter().zip(other).zip(high) {
-        let at = usize::from(high) << 8 | usize::from(low);
-        if let (true, Some(byte)) = (low != other, window.get(at)) {
-            thin[at] = *byte;
-            first = first.min(at);
-        }
-    }
-    Ok(thin.split_off(first))
 }
 
 fn reason(error: InflateError) -> String {
@@ -242,7 +198,7 @@ mod tests {
     use zlib_rs::{Deflate, DeflateFlush};
 
     use super::*;
-    use crate::{Points, Stored};
+    use crate::{Points, Stored, points::NewPoint};
 
     fn deflate(data: &[u8]) -> Vec<u8> {
         let mut out = vec![0; data.len() + 100];
@@ -302,31 +258,6 @@ mod tests {
         let decoded = decode(point(0, 0, &window), bits.bytes(), 16).unwrap();
         assert_eq!(decoded, b"what came before");
         assert!(decode(point(0, 0, b"too short"), bits.bytes(), 16).is_err());
-    }
-
-    #[test]
-    fn a_thin_window_decodes_the_same() {
-        let number = |n: u32| format!("{} ", n * n % 977).into_bytes();
-        let noise = (0..1000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8);
-        let mut text: Vec<u8> = (0..1000).flat_map(number).collect();
-        // Noise: nothing here repeats.
-        text.extend(noise);
-        text.extend((1000..4000).flat_map(number));
-        let (window, rest) = text.split_at(6000);
-        let mut out = vec![0; text.len() + 100];
-        let mut raw = Deflate::new(9, false, 15);
-        // The window goes first, and is flushed to a byte.
-        raw.compress(window, &mut out, DeflateFlush::SyncFlush).unwrap();
-        let before = raw.total_out() as usize;
-        raw.compress(rest, &mut out[before..], DeflateFlush::Finish).unwrap();
-        let stored = &out[before..raw.total_out() as usize];
-        let whole = point(0, 0, window);
-        assert_eq!(decode(whole.clone(), stored, rest.len()).unwrap(), rest);
-        let thin = thin(&whole, stored, rest.len()).unwrap();
-        let used = thin.iter().filter(|byte| **byte != 0).count();
-        assert!((100..window.len() - 500).contains(&used), "{used} of {}", window.len());
-        let thin = NewPoint { window: thin, ..whole };
-        assert_eq!(decode(thin, stored, rest.len()).unwrap(), rest);
     }
 
     #[test]

@@ -8,7 +8,10 @@ use lazuli_image::{
     points::{MAX_WINDOW, NewPoint},
 };
 
-use super::inflate::{Inflate, Output, SLACK, Stop};
+use super::{
+    inflate::{Inflate, Output, SLACK, Stop},
+    window::Thinner,
+};
 
 /// Minimum distance of points, in decoded bytes. Half of it doubles the index, and saves a fifth of
 /// a start's fetches: the decision on indexes has the figures.
@@ -48,6 +51,7 @@ pub(super) struct Gunzip {
     /// The last eight stored bytes that were taken, the last one lowest.
     last: u64,
     marks: Vec<Mark>,
+    thinner: Thinner,
     /// Stored bytes since the last mark, as long as they may refer to its window.
     follow: Option<Vec<u8>>,
     /// For the ends of members: the decoded place, and the stored one behind the trailer.
@@ -66,6 +70,7 @@ impl Default for Gunzip {
             decoded: 0,
             last: 0,
             marks: Vec::new(),
+            thinner: Thinner::default(),
             follow: None,
             ends: Vec::new(),
         }
@@ -202,7 +207,7 @@ impl Gunzip {
         let rest = &mut trailer[self.decoder.bytes_ahead().len()..];
         io::Read::read_exact(input, rest).map_err(|_| self.error("it is cut off"))?;
         self.note(rest);
-        self.decoder.restart();
+        self.decoder.restart(0, 0);
         self.ends.push((self.decoded, self.taken));
         self.in_member = false;
         Ok(())
@@ -239,8 +244,8 @@ impl Gunzip {
         }
         if let Some(follow) = self.follow.take() {
             let size = followed.min(MAX_WINDOW as u64) as usize;
-            let window = gzip::thin(&mark.point, &follow, size);
-            let window = window.map_err(|reason| self.error(&reason))?;
+            let window = self.thinner.used(&mark.point, &follow, size);
+            let window = window.map_err(|problem| self.error(problem))?;
             if let Some(mark) = self.marks.last_mut() {
                 mark.point.window = window;
             }

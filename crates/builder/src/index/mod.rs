@@ -18,6 +18,7 @@ mod memory;
 mod seekable;
 mod skeleton;
 mod unpacked;
+mod window;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},

@@ -52,10 +52,15 @@ enum Next {
     End,
 }
 
+/// What is decoded: bytes, or numbers that also stand for what was there before.
+pub(super) trait Decoded: Copy + Default + From<u8> {}
+
+impl<T: Copy + Default + From<u8>> Decoded for T {}
+
 /// Where decoded bytes go.
-pub(super) struct Output<'a> {
+pub(super) struct Output<'a, T> {
     /// Holds what was decoded before, and has [`SLACK`] bytes behind `end`.
-    pub(super) buffer: &'a mut [u8],
+    pub(super) buffer: &'a mut [T],
     /// The first byte that a match may refer to, if it is not too far.
     pub(super) floor: usize,
     /// The next byte.
@@ -65,7 +70,7 @@ pub(super) struct Output<'a> {
 
 /// Copies `count` bytes to `to` from `distance` before; overwrites up to [`SLACK`] bytes behind.
 #[inline(always)]
-fn copy(buffer: &mut [u8], mut to: usize, distance: usize, count: usize) {
+fn copy<T: Decoded>(buffer: &mut [T], mut to: usize, distance: usize, count: usize) {
     let (mut from, end) = (to - distance, to + count);
     if distance == 1 {
         let byte = buffer[from];
@@ -75,7 +80,7 @@ fn copy(buffer: &mut [u8], mut to: usize, distance: usize, count: usize) {
     // Of bytes that are nearer than a step, the next step copies what this one copied too early.
     let step = distance.min(STEP);
     while to < end {
-        let bytes: [u8; STEP] = buffer[from..].first_chunk().copied().unwrap_or_default();
+        let bytes: [T; STEP] = buffer[from..].first_chunk().copied().unwrap_or_default();
         buffer[to..to + STEP].copy_from_slice(&bytes);
         (from, to) = (from + step, to + step);
     }
@@ -138,17 +143,17 @@ impl Inflate {
         bytes[..self.count as usize / 8].to_vec()
     }
 
-    /// Begins anew; the bits that were not used are gone.
-    pub(super) fn restart(&mut self) {
-        (self.bits, self.count) = (0, 0);
+    /// Begins anew with the `count` upper bits of a byte; those that were not used are gone.
+    pub(super) fn restart(&mut self, count: u8, byte: u8) {
+        (self.bits, self.count) = (u64::from(byte) >> (8 - count), count.into());
         (self.next, self.rest) = (Next::Block, (0, 0));
     }
 
     /// Decodes until there is a reason to [`Stop`]. Also returns the number of bytes taken.
-    pub(super) fn decode(
+    pub(super) fn decode<T: Decoded>(
         &mut self,
         input: &[u8],
-        output: &mut Output<'_>,
+        output: &mut Output<'_, T>,
     ) -> (Result<Stop, &'static str>, usize) {
         let mut input = Input { bytes: input, taken: 0 };
         let stop = loop {
@@ -161,10 +166,10 @@ impl Inflate {
         (stop, input.taken)
     }
 
-    fn step(
+    fn step<T: Decoded>(
         &mut self,
         input: &mut Input<'_>,
-        output: &mut Output<'_>,
+        output: &mut Output<'_, T>,
     ) -> Result<Option<Stop>, &'static str> {
         match self.next {
             Next::Block => {
@@ -247,22 +252,24 @@ impl Inflate {
         stop
     }
 
-    fn copy_stored(
+    fn copy_stored<T: Decoded>(
         &mut self,
         left: usize,
         input: &mut Input<'_>,
-        output: &mut Output<'_>,
+        output: &mut Output<'_, T>,
     ) -> Option<Stop> {
         let most = left.min(output.end - output.at);
         let mut count = 0;
         while self.count > 0 && count < most {
-            output.buffer[output.at + count] = self.bits as u8;
+            output.buffer[output.at + count] = T::from(self.bits as u8);
             self.skip(8);
             count += 1;
         }
         let rest = &input.bytes[input.taken..];
         let more = rest.len().min(most - count);
-        output.buffer[output.at + count..][..more].copy_from_slice(&rest[..more]);
+        for (to, from) in output.buffer[output.at + count..][..more].iter_mut().zip(rest) {
+            *to = T::from(*from);
+        }
         input.taken += more;
         count += more;
         output.at += count;

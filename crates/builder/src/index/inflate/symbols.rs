@@ -1,7 +1,7 @@
 //! Literals and matches.
 
 use super::{
-    Inflate, Input, Output, Stop,
+    Decoded, Inflate, Input, Output, Stop,
     codes::{Code, DISTANCE_BITS, LITERAL_BITS, look_up},
     copy,
 };
@@ -16,10 +16,10 @@ const BAD_DISTANCE: &str = "a match that begins before the data";
 
 impl Inflate {
     /// Decodes until the block ends, or there is no more input, or no more space.
-    pub(super) fn symbols(
+    pub(super) fn symbols<T: Decoded>(
         &mut self,
         input: &mut Input<'_>,
-        output: &mut Output<'_>,
+        output: &mut Output<'_, T>,
     ) -> Result<Option<Stop>, &'static str> {
         if self.many(input, output)? {
             return Ok(Some(self.end_block()));
@@ -31,7 +31,7 @@ impl Inflate {
     }
 
     /// Copies what is missing of a match, as far as there is space.
-    pub(super) fn copy_rest(&mut self, output: &mut Output<'_>) {
+    pub(super) fn copy_rest<T: Decoded>(&mut self, output: &mut Output<'_, T>) {
         let (left, distance) = self.rest;
         let count = left.min(output.end - output.at);
         if count > 0 {
@@ -42,10 +42,10 @@ impl Inflate {
     }
 
     /// Decodes while there is much input and space. Returns whether the block has ended.
-    fn many(
+    fn many<T: Decoded>(
         &mut self,
         input: &mut Input<'_>,
-        output: &mut Output<'_>,
+        output: &mut Output<'_, T>,
     ) -> Result<bool, &'static str> {
         // In registers.
         let (mut bits, mut count, mut from) = (self.bits, self.count, input.taken);
@@ -72,7 +72,7 @@ impl Inflate {
         macro_rules! write {
             ($literal:expr) => {
                 consume!($literal.bits());
-                buffer[to] = $literal.base() as u8;
+                buffer[to] = T::from($literal.base() as u8);
                 to += 1;
             };
         }
@@ -144,10 +144,10 @@ impl Inflate {
     }
 
     /// Decodes one literal or match, or the end of the block, if all of its bits are here.
-    fn one(
+    fn one<T: Decoded>(
         &mut self,
         input: &mut Input<'_>,
-        output: &mut Output<'_>,
+        output: &mut Output<'_, T>,
     ) -> Result<Option<Stop>, &'static str> {
         self.refill(input);
         // Without all of its bits a code looks like another one, but never like a shorter one.
@@ -158,7 +158,7 @@ impl Inflate {
         }
         if code.is_literal() {
             self.skip(used);
-            output.buffer[output.at] = code.base() as u8;
+            output.buffer[output.at] = T::from(code.base() as u8);
             output.at += 1;
             return Ok(None);
         }

@@ -14,8 +14,9 @@ const PIECE: usize = 256 << 10;
 /// Pieces that wait for the thread.
 const WAITING: usize = 2;
 
-/// The SHA-256 of what was written. To decode a layer takes about three times as long as this.
-pub(super) struct BackgroundHash {
+/// The SHA-256 of a stream, computed on another thread. To decode a layer takes about twice as long.
+#[derive(Debug)]
+pub struct BackgroundHash {
     piece: Vec<u8>,
     pieces: SyncSender<Vec<u8>>,
     /// Pieces that are hashed, to be filled again.
@@ -24,15 +25,20 @@ pub(super) struct BackgroundHash {
 }
 
 impl BackgroundHash {
-    pub(super) fn new() -> io::Result<Self> {
+    /// The hash of nothing yet.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn new() -> io::Result<Self> {
         let (pieces, waiting) = sync_channel(WAITING);
         let (back, hashed) = channel();
         let hash = move || hash(&waiting, &back);
-        let thread = thread::Builder::new().name("diff-id".to_owned()).spawn(hash)?;
+        let thread = thread::Builder::new().name("digest".to_owned()).spawn(hash)?;
         Ok(BackgroundHash { piece: Vec::with_capacity(PIECE), pieces, hashed, thread })
     }
 
-    pub(super) fn update(&mut self, mut bytes: &[u8]) {
+    /// Adds the next bytes. Waits if the thread has half a MiB to do.
+    pub fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let (now, later) = bytes.split_at(bytes.len().min(PIECE - self.piece.len()));
             self.piece.extend_from_slice(now);
@@ -51,7 +57,8 @@ impl BackgroundHash {
         let _ = self.pieces.send(std::mem::replace(&mut self.piece, next));
     }
 
-    pub(super) fn finish(mut self) -> Digest {
+    /// The digest, once the thread has done all.
+    pub fn finish(mut self) -> Digest {
         self.hand_over();
         drop(self.pieces);
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

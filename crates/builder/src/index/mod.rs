@@ -40,6 +40,7 @@ pub(crate) use self::inflate::compare::assert_like_zlib;
 use self::layer::{ChunkContent, Indexed, Numbers};
 pub use self::{
     assemble::{KnownLayer, assemble, assemble_one},
+    background_hash::BackgroundHash,
     index_while_reading::{IndexAndDiffId, index_while_reading},
     layer::{ChunkSink, IndexLayer},
     seekable::{LayerToc, SeekableImage, assemble_seekable, assemble_seekable_one},

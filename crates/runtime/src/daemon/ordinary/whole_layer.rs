@@ -4,9 +4,9 @@ use std::io::{self, Read};
 
 use lazuli_builder::{
     BuildError,
-    index::{ChunkSink, IndexLayer, KnownLayer, index_while_reading},
+    index::{BackgroundHash, ChunkSink, IndexLayer, KnownLayer, index_while_reading},
 };
-use lazuli_image::{Algorithm, Digest, Hasher};
+use lazuli_image::Digest;
 use lazuli_registry::RegistryError;
 
 use super::{
@@ -32,6 +32,8 @@ pub(super) enum LayerError {
     NoRoom,
     #[error("its index cannot be kept: {0}")]
     Store(io::Error),
+    #[error("no thread for its digest: {0}")]
+    Thread(io::Error),
     #[error("containerd's content store: {0}")]
     Content(io::Error),
     #[error("layers of other repositories take all slots")]
@@ -48,7 +50,8 @@ pub(super) fn read<'a>(
     sink: &'a mut ChunkSink<'a>,
 ) -> Result<KnownLayer, LayerError> {
     let (digest, stored_size) = (layer.digest(), layer.descriptor.size);
-    let (file, source) = (layer.file.clone(), Box::new(Checked::new(source, digest)));
+    let checked = Checked::new(source, digest).map_err(LayerError::Thread)?;
+    let (file, source) = (layer.file.clone(), Box::new(checked));
     let taken = index_while_reading(IndexLayer { digest, stored_size, file, source }, sink)?;
     let diff_id = taken.diff_id;
     if let Some(expected) = layer.diff_id.filter(|claimed| *claimed != diff_id) {
@@ -68,13 +71,13 @@ pub(super) fn keep(store: &IndexStore, key: &Digest, layer: &KnownLayer) -> Resu
 struct Checked<R> {
     inner: R,
     /// Until the end.
-    hasher: Option<Hasher>,
+    hash: Option<BackgroundHash>,
     expected: Digest,
 }
 
 impl<R> Checked<R> {
-    fn new(inner: R, expected: Digest) -> Self {
-        Checked { inner, hasher: Some(Algorithm::Sha256.hasher()), expected }
+    fn new(inner: R, expected: Digest) -> io::Result<Self> {
+        Ok(Checked { inner, hash: Some(BackgroundHash::new()?), expected })
     }
 }
 
@@ -84,12 +87,12 @@ impl<R: Read> Read for Checked<R> {
             return Ok(0);
         }
         let count = self.inner.read(buffer)?;
-        match (&mut self.hasher, count) {
-            (Some(hasher), 1..) => hasher.update(&buffer[..count]),
+        match (&mut self.hash, count) {
+            (Some(hash), 1..) => hash.update(&buffer[..count]),
             (_, 1..) => return Err(io::Error::other("it has bytes behind its end")),
             (None, 0) => {}
             (Some(_), 0) => {
-                let got = self.hasher.take().map(Hasher::finish);
+                let got = self.hash.take().map(BackgroundHash::finish);
                 if got != Some(self.expected) {
                     let (got, expected) = (got.unwrap_or(self.expected), self.expected);
                     let problem = format!("it has the digest {got}, expected {expected}");

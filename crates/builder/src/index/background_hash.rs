@@ -14,7 +14,8 @@ const PIECE: usize = 256 << 10;
 /// Pieces that wait for the thread.
 const WAITING: usize = 2;
 
-/// The SHA-256 of a stream, computed on another thread. To decode a layer takes about twice as long.
+/// The SHA-256 of a stream, computed on another thread. To decode a layer takes about twice as
+/// long.
 #[derive(Debug)]
 pub struct BackgroundHash {
     piece: Vec<u8>,

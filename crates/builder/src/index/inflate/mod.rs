@@ -375,7 +375,7 @@ mod tests {
                     assert_like_zlib(&stored, taken, given);
                 }
                 for round in 0..60 {
-                    let place = round * 7919 % (stored.len() * 8).min(3000).max(1);
+                    let place = round * 7919 % (stored.len() * 8).clamp(1, 3000);
                     let mut damaged = stored.clone();
                     damaged[place / 8] ^= 1 << (place % 8);
                     assert_like_zlib(&damaged, 1 << 17, 1 << 18);

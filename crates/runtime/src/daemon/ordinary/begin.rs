@@ -77,8 +77,8 @@ impl Ordinaries {
     }
 }
 
-/// The order in which layers are pulled. Few are at a time, and one thread reads each, so the biggest
-/// one would otherwise be alone in the end.
+/// The order in which layers are pulled. Few are at a time, and one thread reads each, so the
+/// biggest one would otherwise be alone in the end.
 pub(super) fn biggest_first<'a>(
     layers: impl Iterator<Item = &'a ClaimedLayer>,
 ) -> Vec<&'a ClaimedLayer> {

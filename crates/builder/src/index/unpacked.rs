@@ -17,8 +17,7 @@ const BUFFER: usize = 128 << 10;
 /// A layer as stored, with its first bytes put back.
 type Raw<'a> = BufReader<Box<dyn Read + 'a>>;
 
-/// The tar in a layer, or the layer as it is. Consumes no more stored bytes than the decoded ones
-/// need, so that the place of each is known.
+/// The tar in a layer, or the layer as it is, with the stored place of each decoded byte.
 pub(super) struct Unpacked<'a> {
     raw: Raw<'a>,
     gzip: Option<Gunzip>,

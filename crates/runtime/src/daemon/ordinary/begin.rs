@@ -91,3 +91,25 @@ pub(super) fn biggest_first<'a>(
 pub(super) fn key_of(repository: &dyn Repository) -> String {
     repository.repository_name().unwrap_or_else(|| repository.describe())
 }
+
+#[cfg(test)]
+mod tests {
+    use lazuli_image::{
+        Algorithm,
+        oci::{Descriptor, media_type},
+    };
+
+    use super::*;
+
+    #[test]
+    fn the_biggest_layer_is_pulled_first_and_equal_ones_in_their_order() {
+        let layer = |number: u8, size| {
+            let digest = Algorithm::Sha256.digest(&[number]);
+            let descriptor = Descriptor::plain(media_type::LAYER_GZIP, digest, size);
+            ClaimedLayer { descriptor, diff_id: None, file: None }
+        };
+        let layers = [layer(0, 40), layer(1, 20), layer(2, 60), layer(3, 20)];
+        let order: Vec<_> = biggest_first(layers.iter()).iter().map(|l| l.digest()).collect();
+        assert_eq!(order, [2, 0, 1, 3].map(|number: usize| layers[number].digest()));
+    }
+}

@@ -80,7 +80,7 @@ class FirstPull(Fanotify):
             yield service
             left = [line for line in work.joinpath("lazuli.log").read_text().splitlines() if "left to containerd" in line]
             if left:
-                raise CommandFailed(f"not a first pull: {left[0]}")
+                raise CommandFailed(["first pull"], 1, left[0].encode())
 
 
 class Indexed(Fanotify):

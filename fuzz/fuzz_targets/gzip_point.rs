@@ -1,4 +1,5 @@
-//! Errors are fine; panics, hangs and memory out of proportion are bugs.
+//! Errors are fine; panics, hangs and memory out of proportion are bugs, and so is a thin window
+//! with which something else is decoded.
 //!
 //! The input is a table of points; or bits, the byte before and the size of a window in 4 bytes,
 //! the window, and what is to be decoded from there.
@@ -28,6 +29,14 @@ fuzz_target!(|data: &[u8]| {
     let Some((window, stored)) = rest.split_at_checked(size) else { return };
     let point =
         NewPoint { stored: Stored(0), bits: bits % 8, before: *before, window: window.to_vec() };
+    let thin = lazuli_builder::fuzz::thin_window(&point, stored, SIZE as usize);
+    let whole = decode(point.clone(), stored);
+    if let (Some(whole), Some(window)) = (whole, thin) {
+        assert!(decode(NewPoint { window, ..point }, stored) == Some(whole));
+    }
+});
+
+fn decode(point: NewPoint, stored: &[u8]) -> Option<Vec<u8>> {
     let blob = Blob {
         id: Digest::sha256([0; 32]),
         codec: Codec::Gzip,
@@ -45,5 +54,6 @@ fuzz_target!(|data: &[u8]| {
         decoded_size: SIZE,
         part: Some(Part { offset: 0, size: SIZE }),
     };
-    let _ = Decoder::new().unit(&blob.unit(&chunk), stored, &mut Vec::new());
-});
+    let mut buffer = Vec::new();
+    Decoder::new().unit(&blob.unit(&chunk), stored, &mut buffer).ok().map(<[u8]>::to_vec)
+}

@@ -1,7 +1,8 @@
 //! Computes a digest on another thread.
 
 use std::{
-    io,
+    io, mem,
+    panic::resume_unwind,
     sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
     thread::{self, JoinHandle},
 };
@@ -54,15 +55,16 @@ impl BackgroundHash {
         let mut next = self.hashed.try_recv().unwrap_or_default();
         next.clear();
         next.reserve_exact(PIECE);
-        // The thread ends before this does only if it panics, which `finish` passes on.
-        let _ = self.pieces.send(std::mem::replace(&mut self.piece, next));
+        // Fails only if the thread has panicked, which `finish` passes on.
+        let _ = self.pieces.send(mem::replace(&mut self.piece, next));
     }
 
     /// The digest, once the thread has done all.
-    pub fn finish(mut self) -> Digest {
-        self.hand_over();
-        drop(self.pieces);
-        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    pub fn finish(self) -> Digest {
+        let BackgroundHash { piece, pieces, thread, .. } = self;
+        let _ = pieces.send(piece);
+        drop(pieces);
+        thread.join().unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
 

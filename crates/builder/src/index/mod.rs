@@ -35,8 +35,6 @@ use lazuli_image::{
     rafs::{BlobRecord, BootstrapOptions, WrittenIndex, write_bootstrap},
 };
 
-#[cfg(fuzzing)]
-pub(crate) use self::inflate::compare::assert_like_zlib;
 use self::layer::{ChunkContent, Indexed, Numbers};
 pub use self::{
     assemble::{KnownLayer, assemble, assemble_one},
@@ -46,6 +44,8 @@ pub use self::{
     seekable::{LayerToc, SeekableImage, assemble_seekable, assemble_seekable_one},
     skeleton::{diff_id, tar_size},
 };
+#[cfg(fuzzing)]
+pub(crate) use self::{inflate::compare::assert_like_zlib, window::Thinner};
 use crate::{
     BootstrapLayer,
     bootstrap_layer::pack_bootstrap,

@@ -9,7 +9,7 @@ const PLACES: usize = 256;
 
 /// Finds the bytes of windows that the data behind them refers to. Keeps its working memory.
 #[derive(Default)]
-pub(super) struct Thinner {
+pub(crate) struct Thinner {
     decoder: Box<Inflate>,
     /// What is decoded, behind the numbers of the window's places.
     numbers: Vec<u16>,
@@ -19,7 +19,7 @@ impl Thinner {
     /// Reduces `point`'s window to the bytes that `stored` refers to. `stored` decodes to at least
     /// `size` bytes, or to fewer at the end of a member. Unused bytes become zeros, which compress
     /// well; unused bytes at the front are dropped.
-    pub(super) fn used(
+    pub(crate) fn used(
         &mut self,
         point: &NewPoint,
         stored: &[u8],

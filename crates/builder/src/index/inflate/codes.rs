@@ -251,15 +251,57 @@ mod tests {
         }
     }
 
+    /// Lengths of so many codes that fill their bits: leaves of a tree that is split at random, more
+    /// often where it is deepest.
+    fn random_lengths(count: usize, random: &mut impl FnMut(usize) -> usize) -> Vec<u8> {
+        let mut lengths = vec![1, 1];
+        while lengths.len() < count {
+            let deepest = random(3) > 0;
+            let leaf = match deepest {
+                true => (0..lengths.len())
+                    .filter(|leaf| lengths[*leaf] < 15)
+                    .max_by_key(|leaf| lengths[*leaf]),
+                false => Some(random(lengths.len())).filter(|leaf| lengths[*leaf] < 15),
+            };
+            if let Some(leaf) = leaf {
+                lengths[leaf] += 1;
+                lengths.push(lengths[leaf]);
+            }
+        }
+        for place in (1..count).rev() {
+            lengths.swap(place, random(place + 1));
+        }
+        lengths
+    }
+
     #[test]
-    fn no_codes_take_more_entries_than_there_are() {
-        // The second tables are biggest with few short codes.
-        for short in 1..=14 {
-            let mut lengths: Vec<u8> = (1..=short).collect();
-            let left = 15 - u32::from(short);
-            lengths.extend(vec![15; (1 << left).min(30 - usize::from(short))]);
-            let mut table = [Code::NONE; DISTANCE_ENTRIES];
-            let _ = fill(&mut table, DISTANCE_BITS, &lengths, distance);
+    fn each_code_leads_to_its_symbol_and_the_tables_hold_all() {
+        let mut state = 1_u64;
+        let mut random = |bound: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as usize % bound
+        };
+        for round in 0..2000 {
+            let (most, size, entries) = match round % 2 {
+                0 => (288, LITERAL_BITS, LITERAL_ENTRIES),
+                _ => (32, DISTANCE_BITS, DISTANCE_ENTRIES),
+            };
+            let lengths = random_lengths(2 + random(most - 1), &mut random);
+            let mut table = vec![Code::NONE; entries];
+            assert_eq!(fill(&mut table, size, &lengths, length), Ok(Coverage::Complete));
+            let mut symbols: Vec<usize> = (0..lengths.len()).collect();
+            symbols.sort_by_key(|symbol| lengths[*symbol]);
+            let (mut code, mut last) = (0_u32, 0);
+            for symbol in symbols {
+                let bits = u32::from(lengths[symbol]);
+                code <<= bits - last;
+                last = bits;
+                let behind = random(1 << 20) as u64;
+                let stored = behind << bits | u64::from(code.reverse_bits() >> (32 - bits));
+                let (found, before) = look_up(&table, size, stored);
+                assert_eq!((found.base() as usize, before + found.bits()), (symbol, bits));
+                code += 1;
+            }
         }
     }
 }

@@ -17,12 +17,15 @@ enum End {
 }
 
 /// Asserts that both decode `stored` alike, the decoder here in pieces of `taken` bytes, of which
-/// it decodes `given` at a time.
-pub(crate) fn assert_like_zlib(stored: &[u8], taken: usize, given: usize) {
+/// it decodes `given` at a time. Returns whether the stream is whole.
+pub(crate) fn assert_like_zlib(stored: &[u8], taken: usize, given: usize) -> bool {
     match (ours(stored, taken.max(1), given.max(1)), zlib(stored)) {
         // One of them may need more bits before it sees the damage.
-        (End::Damaged, End::CutOff(_)) | (End::CutOff(_), End::Damaged) => {}
-        (ours, zlib) => assert_eq!(ours, zlib, "{stored:?}"),
+        (End::Damaged, End::CutOff(_)) | (End::CutOff(_), End::Damaged) => false,
+        (ours, zlib) => {
+            assert_eq!(ours, zlib, "{stored:?}");
+            matches!(ours, End::Whole(_))
+        }
     }
 }
 

@@ -1,13 +1,13 @@
 //! Literals and matches.
 
 use super::{
-    Decoded, Inflate, Input, Output, Stop,
+    Element, Inflate, Input, Output, Stop,
     codes::{Code, DISTANCE_BITS, LITERAL_BITS, look_up},
     copy,
 };
 
-/// Input and output that [`Inflate::many`] may use between two looks at what is left: two loads of
-/// 8 bytes, and three literals.
+/// A round of [`Inflate::many`] loads 8 bytes at most twice, and writes up to three literals; a match
+/// ends with the output.
 const MOST_INPUT: usize = 16;
 const MOST_LITERALS: usize = 3;
 
@@ -16,7 +16,7 @@ const BAD_DISTANCE: &str = "a match that begins before the data";
 
 impl Inflate {
     /// Decodes until the block ends, or there is no more input, or no more space.
-    pub(super) fn symbols<T: Decoded>(
+    pub(super) fn symbols<T: Element>(
         &mut self,
         input: &mut Input<'_>,
         output: &mut Output<'_, T>,
@@ -31,7 +31,7 @@ impl Inflate {
     }
 
     /// Copies what is missing of a match, as far as there is space.
-    pub(super) fn copy_rest<T: Decoded>(&mut self, output: &mut Output<'_, T>) {
+    pub(super) fn copy_rest<T: Element>(&mut self, output: &mut Output<'_, T>) {
         let (left, distance) = self.rest;
         let count = left.min(output.end - output.at);
         if count > 0 {
@@ -42,7 +42,7 @@ impl Inflate {
     }
 
     /// Decodes while there is much input and space. Returns whether the block has ended.
-    fn many<T: Decoded>(
+    fn many<T: Element>(
         &mut self,
         input: &mut Input<'_>,
         output: &mut Output<'_, T>,
@@ -63,6 +63,12 @@ impl Inflate {
                 count |= 56;
             };
         }
+        macro_rules! look_up_next {
+            () => {{
+                refill!();
+                first(literals, bits)
+            }};
+        }
         macro_rules! consume {
             ($bits:expr) => {
                 bits >>= $bits;
@@ -79,9 +85,8 @@ impl Inflate {
         if bytes.len() - from < MOST_INPUT {
             return Ok(false);
         }
-        refill!();
         // The next one is looked up before a match is copied.
-        let mut code = first(literals, bits);
+        let mut code = look_up_next!();
         while end - to > MOST_LITERALS && bytes.len() - from >= MOST_INPUT {
             // Codes in the first table have 11 bits at most, so three of them are here, or two and
             // any other one.
@@ -93,8 +98,7 @@ impl Inflate {
                     code = first(literals, bits);
                     if code.is_literal() {
                         write!(code);
-                        refill!();
-                        code = first(literals, bits);
+                        code = look_up_next!();
                         continue;
                     }
                 }
@@ -105,8 +109,7 @@ impl Inflate {
                 code = second;
                 if code.is_literal() {
                     write!(code);
-                    refill!();
-                    code = first(literals, bits);
+                    code = look_up_next!();
                     continue;
                 }
                 if code.is_end() {
@@ -128,8 +131,7 @@ impl Inflate {
             }
             let distance = second.value(bits);
             consume!(second.bits());
-            refill!();
-            code = first(literals, bits);
+            code = look_up_next!();
             if distance > to - floor {
                 return Err(BAD_DISTANCE);
             }
@@ -144,7 +146,7 @@ impl Inflate {
     }
 
     /// Decodes one literal or match, or the end of the block, if all of its bits are here.
-    fn one<T: Decoded>(
+    fn one<T: Element>(
         &mut self,
         input: &mut Input<'_>,
         output: &mut Output<'_, T>,

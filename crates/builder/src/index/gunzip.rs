@@ -262,7 +262,7 @@ impl Gunzip {
 mod tests {
     use std::io::{BufReader, Cursor, Read, Write as _};
 
-    use flate2::{Compression, GzBuilder, write::GzEncoder};
+    use flate2::{Compress, Compression, FlushCompress, GzBuilder, write::GzEncoder};
     use lazuli_image::{Blob, Chunk, Codec, Decoded, Digest, Points, chunk::Part, codec::Decoder};
 
     use super::*;
@@ -363,6 +363,30 @@ mod tests {
         let (unpacked, marks) = unpack(&gzip(1, &data)).unwrap();
         assert!(unpacked == data);
         assert_eq!(marks[0].decoded, 0);
+    }
+
+    #[test]
+    fn a_member_does_not_refer_to_the_one_before() {
+        let first = text(2000);
+        // Behind the copy there is much that the text has not, and nothing.
+        for new in [500_u32, 0] {
+            let new = (0..new).map(|at| (at * at / 7) as u8 | 0x80).collect();
+            let second = [first[100..160].to_vec(), new].concat();
+            let mut raw = Compress::new(Compression::new(9), false);
+            let mut compress = |bytes: &[u8], flush| {
+                let mut stored = Vec::with_capacity(10_000);
+                raw.compress_vec(bytes, &mut stored, flush).unwrap();
+                stored
+            };
+            compress(&first, FlushCompress::Sync);
+            let blocks = compress(&second, FlushCompress::Finish);
+            let member = [&gzip(9, b"")[..10], &blocks, &[0; TRAILER]].concat();
+            let Err(error) = unpack(&[gzip(9, &first), member].concat()) else {
+                panic!("{}", second.len())
+            };
+            let error = error.to_string();
+            assert!(error.contains("a match that begins before the data"), "{error}");
+        }
     }
 
     #[test]

@@ -251,17 +251,16 @@ mod tests {
         }
     }
 
-    /// Lengths of so many codes that fill their bits: leaves of a tree that is split at random, more
-    /// often where it is deepest.
+    /// Lengths of so many codes that fill their bits: leaves of a tree that is split at random,
+    /// more often where it is deepest.
     fn random_lengths(count: usize, random: &mut impl FnMut(usize) -> usize) -> Vec<u8> {
         let mut lengths = vec![1, 1];
         while lengths.len() < count {
-            let deepest = random(3) > 0;
-            let leaf = match deepest {
-                true => (0..lengths.len())
-                    .filter(|leaf| lengths[*leaf] < 15)
-                    .max_by_key(|leaf| lengths[*leaf]),
-                false => Some(random(lengths.len())).filter(|leaf| lengths[*leaf] < 15),
+            let mut leaves = 0..lengths.len();
+            let leaf = if random(3) > 0 {
+                leaves.filter(|leaf| lengths[*leaf] < 15).max_by_key(|leaf| lengths[*leaf])
+            } else {
+                leaves.nth(random(lengths.len())).filter(|leaf| lengths[*leaf] < 15)
             };
             if let Some(leaf) = leaf {
                 lengths[leaf] += 1;

@@ -441,12 +441,12 @@ mod tests {
             (&[(65, 1)], &[0], (0, 1), false),
             (&[(65, 1), (66, 1), (256, 1)], &[0], (0, 60), false),
             // `A`, three times what is one before, and the end.
-            (&with_length, &[1], (0b11_0_0_01, 6), true),
-            (&with_length, &[1, 1], (0b11_0_0_01, 6), true),
+            (&with_length, &[1], (0b11_00_01, 6), true),
+            (&with_length, &[1, 1], (0b11_00_01, 6), true),
             // A distance that is no code, and one that is too far.
-            (&with_length, &[1], (0b11_1_0_01, 60), false),
-            (&with_length, &[1, 1], (0b11_1_0_01, 60), false),
-            (&with_length, &[0], (0b11_0_0_01, 60), false),
+            (&with_length, &[1], (0b11_10_01, 60), false),
+            (&with_length, &[1, 1], (0b11_10_01, 60), false),
+            (&with_length, &[0], (0b11_00_01, 60), false),
         ] {
             let stored = block(literals, distances, symbols);
             let text = format!("{literals:?} {distances:?} {symbols:?}");

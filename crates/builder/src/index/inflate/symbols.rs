@@ -6,8 +6,8 @@ use super::{
     copy,
 };
 
-/// A round of [`Inflate::many`] loads 8 bytes at most twice, and writes up to three literals; a match
-/// ends with the output.
+/// A round of [`Inflate::many`] loads 8 bytes at most twice, and writes up to three literals; a
+/// match ends with the output.
 const MOST_INPUT: usize = 16;
 const MOST_LITERALS: usize = 3;
 

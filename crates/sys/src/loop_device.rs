@@ -171,9 +171,15 @@ impl LoopDevice {
         // switch it on again for the next file.
         if !self.backing()?.is_direct {
             // Fails where the file system cannot do it.
-            let _ = ioctl(self.device.as_fd(), SET_DIRECT_IO, 1);
+            let _ = self.read_directly(true);
         }
         Ok(())
+    }
+
+    /// Makes the device read past the page cache of the backing file, or through it. Waits for
+    /// reads that have begun.
+    pub fn read_directly(&self, is_direct: bool) -> io::Result<()> {
+        ioctl(self.device.as_fd(), SET_DIRECT_IO, is_direct.into()).map(drop)
     }
 }
 

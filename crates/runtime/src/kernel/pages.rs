@@ -1,4 +1,4 @@
-//! Drops pages from the kernel's page cache.
+//! The kernel's page cache: what it has of files, and how it drops that.
 
 use std::{
     fs::{self, File},
@@ -6,9 +6,15 @@ use std::{
     ops::Range,
     os::fd::AsFd as _,
     path::Path,
+    time::Duration,
 };
 
 use rustix::fs::Advice;
+
+/// Few containers take longer to start. Nothing else shows when the start of a complete image is
+/// over, since its readers wait for nothing. Until then it is read through the page cache, which
+/// has the data if it arrived just now; a direct read would go to the disk all the same.
+pub const START: Duration = Duration::from_secs(30);
 
 /// Drops the pages of `range`, except those that a program has mapped.
 pub fn forget(file: &File, range: &Range<u64>) -> io::Result<()> {

@@ -95,6 +95,13 @@ pub(crate) struct Image {
     pub(crate) repository: Arc<dyn Repository>,
 }
 
+impl Image {
+    /// Returns whether nothing has to be fetched.
+    fn is_here(&self) -> bool {
+        self.blobs.upgrade().is_some_and(|blobs| blobs.iter().all(|blob| blob.has_all_chunks()))
+    }
+}
+
 /// Whether the node has the metadata of an image that is about to be mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Metadata {
@@ -347,7 +354,7 @@ impl Prefetcher {
                 let first = blobs.map(|blobs| first_of(&blobs, order, most));
                 bring(first.unwrap_or_default()).await;
             }
-            if !is_foreseen {
+            if !is_foreseen && !image.is_here() {
                 let (missed, files) = mpsc::unbounded_channel();
                 let escalate = async {
                     tokio::select! {

@@ -33,7 +33,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use lazuli_image::{Chunk, Decoded, Digest};
+use lazuli_image::{BLOCK_SIZE, Chunk, Decoded, Digest};
 
 pub(in crate::cache) use self::guard::Hold;
 use self::{
@@ -57,6 +57,7 @@ use super::{
 use crate::{
     error::ReadError,
     fetch::Fetch,
+    kernel::pages,
     metrics::Metrics,
     sharing::{
         Account, Owner,
@@ -293,6 +294,14 @@ impl CachedBlob {
         self.file.drop_pages(0, None);
     }
 
+    /// Returns whether the page cache has at least half of the file, as after it was written.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        let size = self.file_size();
+        // The drivers with the choice need kernels that can tell.
+        let pages = pages::count(self.file(), &(0..size)).unwrap_or(0);
+        pages * BLOCK_SIZE >= size / 2
+    }
+
     /// Counters since the blob was opened, and how much of it is present.
     pub fn stats(&self) -> BlobStats {
         self.counters.stats(&self.residency, &self.layout)
@@ -308,6 +317,12 @@ impl CachedBlob {
     /// Returns whether the kernel reads the blob's file by itself, guarded by events.
     pub(super) fn has_guard(&self) -> bool {
         self.guarded.has_guards()
+    }
+
+    /// Returns whether every chunk is in the file. A power cut may take some away until it
+    /// [is complete](CachedBlob::is_complete).
+    pub(crate) fn has_all_chunks(&self) -> bool {
+        self.residency.is_full()
     }
 
     /// Returns whether every chunk is in the file and on the disk.

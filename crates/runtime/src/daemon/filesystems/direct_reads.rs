@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::mounted::FilesystemMount;
-use crate::cache::CachedBlob;
+use crate::{cache::CachedBlob, kernel::pages};
 
 /// A container without a miss for this time has started: 5 s is well above the longest pause
 /// observed between two fetches of one start, and well below the life of any container worth tuning
@@ -14,7 +14,8 @@ use crate::cache::CachedBlob;
 const QUIET: Duration = Duration::from_secs(5);
 
 /// Switches a mount to direct reads when its start is over: when no reader had to wait for
-/// [`QUIET`], or every chunk is ready.
+/// [`QUIET`], or [`pages::START`] after the image is complete. At once if a complete image is not in
+/// memory.
 pub(in crate::daemon) async fn read_directly_when_quiet(
     mount: Weak<FilesystemMount>,
     blobs: Weak<[Arc<CachedBlob>]>,
@@ -22,14 +23,16 @@ pub(in crate::daemon) async fn read_directly_when_quiet(
     let mut before = None;
     // Nothing of the mount is held while it waits: others see from the blobs that no reader is
     // left.
-    while let Some(blobs) = blobs.upgrade().filter(|all| !all.iter().all(|b| b.is_complete())) {
+    while let Some(blobs) = blobs.upgrade() {
         let now = Some(blobs.iter().map(|blob| blob.stats().misses).sum::<u64>());
-        drop(blobs);
-        if now == before {
+        let is_complete = blobs.iter().all(|blob| blob.is_complete());
+        let is_in_memory = || blobs.iter().any(|blob| blob.is_in_memory());
+        if now == before || before.is_none() && is_complete && !is_in_memory() {
             break;
         }
+        drop(blobs);
         before = now;
-        tokio::time::sleep(QUIET).await;
+        tokio::time::sleep(if is_complete { pages::START } else { QUIET }).await;
         if mount.strong_count() == 0 {
             return;
         }
@@ -56,7 +59,8 @@ pub(in crate::daemon) async fn forget_pages_when_quiet(
         let now = mount.events();
         if now == before && now != forgotten {
             forgotten = now;
-            blobs.iter().for_each(|blob| blob.forget_pages());
+            let arriving = blobs.iter().filter(|blob| !blob.is_complete());
+            arriving.for_each(|blob| blob.forget_pages());
         }
         before = now;
     }

@@ -22,7 +22,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, makedev, open, statx};
 use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::helper::{BLOCK, Helper};
-use crate::{cache::CachedBlob, keeper::Link, sync::lock};
+use crate::{cache::CachedBlob, keeper::Link, kernel::pages, sync::lock};
 
 /// Node numbers below are the kernel's own.
 const FIRST_NODE: u64 = 16;
@@ -101,7 +101,11 @@ impl Disk {
         }
         let Identity { name, label, .. } = &self.identity;
         *attached = Some(match self.blob.is_complete() {
-            true => LoopDevice::attach(self.cached()?.as_fd(), label, BLOCK)?,
+            true => {
+                let device = LoopDevice::attach(self.cached()?.as_fd(), label, BLOCK)?;
+                self.read_from_memory(&device);
+                device
+            }
             false => self.shared.helper.attach(self.shared.root()?, name, label)?,
         });
         drop(attached);
@@ -176,9 +180,30 @@ impl Disk {
             return Ok(());
         }
         self.shared.helper.change(device, self.cached()?.as_fd(), None)?;
-        // The page cache of the mounts has the copies already.
-        self.blob.forget_pages();
+        self.read_from_memory(device);
         tracing::debug!(blob = %self.blob.id(), device = device.number(), "handed over");
+        Ok(())
+    }
+
+    /// Makes the device of a complete blob read through the page cache if that has the blob.
+    fn read_from_memory(&self, device: &LoopDevice) {
+        if self.blob.is_in_memory() {
+            // After an error it reads from the disk.
+            let _ = device.read_directly(false);
+        }
+    }
+
+    /// Makes the device of a complete blob read past the page cache of the file, and drops the
+    /// copies in it: the page cache of the mounts has its own. Blocks.
+    fn read_from_disk(&self) -> io::Result<()> {
+        let device = self.lock();
+        let Some(device) = &*device else { return Ok(()) };
+        if self.behind(device)? == BackingFile::Cache {
+            if !device.backing()?.is_direct {
+                device.read_directly(true)?;
+            }
+            self.blob.forget_pages();
+        }
         Ok(())
     }
 
@@ -228,14 +253,20 @@ impl Disk {
             let Some(blob) = blob.upgrade() else { return };
             blob.completed().await;
             drop(blob);
-            let handed = tokio::task::spawn_blocking(move || {
-                weak.upgrade().map_or(Ok(()), |disk: Arc<Disk>| disk.hand_over())
-            });
-            match handed.await {
-                Ok(Ok(())) => {}
-                // Costs time only: reads go on and are answered.
-                Ok(Err(error)) => tracing::warn!(%error, "a complete blob is not handed over"),
-                Err(error) => tracing::error!(%error, "a complete blob is not handed over"),
+            let with_disk = async |what: fn(&Disk) -> io::Result<()>| {
+                let weak = weak.clone();
+                let done = tokio::task::spawn_blocking(move || {
+                    weak.upgrade().map_or(Ok(()), |disk: Arc<Disk>| what(&disk))
+                });
+                done.await.map_err(io::Error::other).flatten()
+            };
+            // Errors cost time or memory only: reads go on and are answered.
+            if let Err(error) = with_disk(Disk::hand_over).await {
+                tracing::warn!(%error, "a complete blob is not handed over");
+            }
+            tokio::time::sleep(pages::START).await;
+            if let Err(error) = with_disk(Disk::read_from_disk).await {
+                tracing::warn!(%error, "a complete blob is read through the page cache");
             }
         });
         if let Some(before) = lock(&self.completion).replace(task.abort_handle()) {

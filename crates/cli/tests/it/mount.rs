@@ -139,11 +139,20 @@ fn the_configuration_allows_and_forbids_direct_reads() {
     let mountpoint = lazuli.directory("mnt");
     lazuli.ok(["mount", "oci:lazy:1", mountpoint.to_str().unwrap(), "--driver", "fanotify"]);
     listing::assert_equal(lazuli.path("source"), mountpoint.clone());
-    let began = Instant::now();
-    while !reads_directly(&mountpoint) {
-        assert!(began.elapsed() < Duration::from_secs(60), "{}", lazuli.log());
-        thread::sleep(Duration::from_millis(50));
-    }
+    let until_direct = || {
+        let began = Instant::now();
+        while !reads_directly(&mountpoint) {
+            assert!(began.elapsed() < Duration::from_secs(60), "{}", lazuli.log());
+            thread::sleep(Duration::from_millis(50));
+        }
+        began.elapsed()
+    };
+    // Its data is in memory.
+    assert!(until_direct() > Duration::from_secs(8));
+    // Now it is on the disk alone.
+    lazuli.ok(["umount", mountpoint.to_str().unwrap()]);
+    lazuli.ok(["mount", "oci:lazy:1", mountpoint.to_str().unwrap(), "--driver", "fanotify"]);
+    assert!(until_direct() < Duration::from_secs(20));
     // A mount that is taken over returns to buffered reads, and a new one starts with them.
     lazuli.configure("[cache]\ndirect_io = false\n");
     lazuli.ok(["daemon", "--takeover"]);

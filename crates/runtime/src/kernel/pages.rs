@@ -11,9 +11,9 @@ use std::{
 
 use rustix::fs::Advice;
 
-/// Few containers take longer to start. Nothing else shows when the start of a complete image is
-/// over, since its readers wait for nothing. Until then it is read through the page cache, which
-/// has the data if it arrived just now; a direct read would go to the disk all the same.
+/// A start is over when no reader has waited for this time; few of an image whose data is all here
+/// take longer. Until then the page cache has most of what is read, because it arrived just now,
+/// and a direct read would go to the disk all the same.
 pub const START: Duration = Duration::from_secs(30);
 
 /// Drops the pages of `range`, except those that a program has mapped.

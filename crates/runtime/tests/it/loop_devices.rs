@@ -171,6 +171,26 @@ async fn a_complete_blob_is_handed_over_and_taken_back_before_chunks_of_it_go() 
     assert!(node.requests() > before);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_complete_blob_is_read_through_the_page_cache_until_its_start_is_over() {
+    if !able() {
+        return;
+    }
+    let files = vec![file("a", 0, 3 << 20)];
+    let node = Node::with(Sample::new(files), Settings::default()).await;
+    let is_direct = || {
+        let number = node.disks[0].number().unwrap();
+        fs::read_to_string(format!("/sys/block/loop{number}/loop/dio")).unwrap().trim() == "1"
+    };
+    assert!(is_direct());
+    node.compare().await;
+    until("it is handed over", || node.disks[0].is_handed_over()).await;
+    until("it is read through the page cache", || !is_direct()).await;
+    until("its start is over", is_direct).await;
+    node.drop_pages().await;
+    node.compare().await;
+}
+
 /// More of them than a loop device has reads under way.
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_of_a_blob_that_hangs_keep_no_others_waiting() {

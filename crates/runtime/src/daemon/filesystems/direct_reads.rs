@@ -2,37 +2,33 @@
 
 use std::{
     sync::{Arc, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::mounted::FilesystemMount;
 use crate::{cache::CachedBlob, kernel::pages};
 
-/// A container without a miss for this time has started: 5 s is well above the longest pause
-/// observed between two fetches of one start, and well below the life of any container worth tuning
-/// for.
-const QUIET: Duration = Duration::from_secs(5);
+/// How often to look whether a start is over.
+const LOOK: Duration = Duration::from_secs(5);
 
-/// Switches a mount to direct reads when its start is over: when no reader had to wait for
-/// [`QUIET`], or [`pages::START`] after the image is complete. At once if a complete image is not in
-/// memory.
+/// Switches a mount to direct reads when its start is over, that is when no reader has had to wait
+/// for [`pages::START`]. At once if the image is complete and not in memory.
 pub(in crate::daemon) async fn read_directly_when_quiet(
     mount: Weak<FilesystemMount>,
     blobs: Weak<[Arc<CachedBlob>]>,
 ) {
-    let mut before = None;
+    let mut quiet = Quiet::default();
     // Nothing of the mount is held while it waits: others see from the blobs that no reader is
     // left.
     while let Some(blobs) = blobs.upgrade() {
-        let now = Some(blobs.iter().map(|blob| blob.stats().misses).sum::<u64>());
-        let is_complete = blobs.iter().all(|blob| blob.is_complete());
-        let is_in_memory = || blobs.iter().any(|blob| blob.is_in_memory());
-        if now == before || before.is_none() && is_complete && !is_in_memory() {
+        let is_on_disk = |blob: &Arc<CachedBlob>| blob.is_complete() && !blob.is_in_memory();
+        let is_first = quiet.count.is_none();
+        let misses = blobs.iter().map(|blob| blob.stats().misses).sum();
+        if quiet.is_long(misses) || is_first && blobs.iter().all(is_on_disk) {
             break;
         }
         drop(blobs);
-        before = now;
-        tokio::time::sleep(if is_complete { pages::START } else { QUIET }).await;
+        tokio::time::sleep(LOOK).await;
         if mount.strong_count() == 0 {
             return;
         }
@@ -52,16 +48,32 @@ pub(in crate::daemon) async fn forget_pages_when_quiet(
     mount: Weak<FilesystemMount>,
     blobs: Weak<[Arc<CachedBlob>]>,
 ) {
-    let (mut before, mut forgotten) = (0, 0);
+    let (mut quiet, mut forgotten) = (Quiet::default(), 0);
     loop {
-        tokio::time::sleep(QUIET).await;
+        tokio::time::sleep(LOOK).await;
         let (Some(mount), Some(blobs)) = (mount.upgrade(), blobs.upgrade()) else { return };
-        let now = mount.events();
-        if now == before && now != forgotten {
-            forgotten = now;
+        let events = mount.events();
+        if quiet.is_long(events) && events != forgotten {
+            forgotten = events;
             let arriving = blobs.iter().filter(|blob| !blob.is_complete());
             arriving.for_each(|blob| blob.forget_pages());
         }
-        before = now;
+    }
+}
+
+/// A counter of what readers wait for.
+#[derive(Default)]
+struct Quiet {
+    count: Option<u64>,
+    since: Option<Instant>,
+}
+
+impl Quiet {
+    /// Returns whether the counter, which is `count` now, has been so for the time of a start.
+    fn is_long(&mut self, count: u64) -> bool {
+        if self.count.replace(count) != Some(count) {
+            self.since = Some(Instant::now());
+        }
+        self.since.is_some_and(|since| since.elapsed() >= pages::START)
     }
 }

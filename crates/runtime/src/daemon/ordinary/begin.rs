@@ -29,7 +29,7 @@ impl Ordinaries {
             let is_here = |index: &Digest| !store.is_wrong(index);
             let record = store.layer(&layer.key()).filter(|record| record.is_proven);
             let is_stated = vouched.of(layer).is_some_and(|vouched| is_here(&vouched.stated.index));
-            let is_proven = record.is_some_and(|record| store.index(&record.index).is_some());
+            let is_proven = record.is_some_and(|record| store.has_index(&record.index));
             if !is_proven && !is_stated && layer.is_readable() {
                 self.begin_pull(layer, repository, login, &PullFor::Containerd);
             }

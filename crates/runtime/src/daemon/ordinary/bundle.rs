@@ -32,7 +32,7 @@ pub fn index_bundled_layer(
 ) -> Result<Option<String>, DaemonError> {
     let store = IndexStore::of_bundle(directory).at(directory)?;
     let claimed = ClaimedLayer { descriptor: layer.clone(), diff_id: Some(diff_id), file: None };
-    if store.proven(&claimed).is_some() {
+    if store.is_proven(&claimed) {
         return Ok(None);
     }
     if !is_readable_tar(layer) {

@@ -146,7 +146,7 @@ impl Ordinaries {
         }
         let store = &self.store;
         for layer in &found.layers {
-            if store.proven(layer).is_none() && content.open(&layer.digest())?.is_none() {
+            if !store.is_proven(layer) && content.open(&layer.digest())?.is_none() {
                 return Ok(None);
             }
         }
@@ -157,7 +157,7 @@ impl Ordinaries {
     async fn index_layers(&self, content: &ContentStore, image: &Ordinary) {
         for layer in &image.layers {
             let (store, cache) = (self.store.clone(), self.cache.clone());
-            if store.proven(layer).is_some() {
+            if store.is_proven(layer) {
                 continue;
             }
             let (digest, content, layer) = (layer.digest(), content.clone(), layer.clone());

@@ -233,6 +233,23 @@ impl Ordinaries {
         Some(layer.with_index(diff_id, bytes))
     }
 
+    /// Returns whether [`Ordinaries::known_layer`] has the layer.
+    pub(super) async fn is_known_layer(&self, layer: &ClaimedLayer, vouched: &Vouched) -> bool {
+        let store = &self.store;
+        let record = store.layer(&layer.key());
+        if record.is_some_and(|record| record.is_proven) {
+            return store.is_proven(layer);
+        }
+        // It was noted when its index was fetched.
+        let is_noted = record.zip(vouched.of(layer)).is_some_and(|(record, vouched)| {
+            let StatedLayer { index, diff_id, .. } = vouched.stated;
+            (record.index, record.diff_id) == (index, diff_id)
+                && !store.is_wrong(&index)
+                && store.has_index(&index)
+        });
+        is_noted || self.known_layer(layer, vouched).await.is_some()
+    }
+
     /// Returns whether this node has found out since that `known_layer` said something wrong of a
     /// layer: that its tar has the digest `diff_id`, by the index `index`, if that is known.
     pub(in crate::daemon) fn is_refuted(
@@ -271,7 +288,7 @@ impl Ordinaries {
     /// Fetches the stated indexes of all layers that this node lacks.
     pub(super) async fn fetch_indexes(&self, image: &Ordinary, vouched: &Vouched) {
         let stated = image.layers.iter().filter(|layer| vouched.of(layer).is_some());
-        let indexes = stated.map(|layer| self.known_layer(layer, vouched));
+        let indexes = stated.map(|layer| self.is_known_layer(layer, vouched));
         let indexes = stream::iter(indexes.collect::<Vec<_>>());
         indexes.buffer_unordered(AT_A_TIME).for_each(async |_| ()).await;
     }

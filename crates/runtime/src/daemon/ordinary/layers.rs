@@ -73,7 +73,7 @@ impl Images {
         }
         self.look_ahead(&image, &vouched, &repository, client).await;
         for layer in image.layers.iter().take(at + 1) {
-            let is_known = async || self.0.ordinaries.known_layer(layer, &vouched).await.is_some();
+            let is_known = async || self.0.ordinaries.is_known_layer(layer, &vouched).await;
             // A pull may end in between.
             let pulled = async || {
                 let (pulls, from) = (&self.0.ordinaries.pulls, key_of(&*repository));

@@ -87,7 +87,7 @@ impl Ordinaries {
             return Ok(Vouched::default());
         }
         let looks = image.layers.iter().filter_map(|layer| {
-            let is_wanted = self.store.proven(layer).is_none();
+            let is_wanted = !self.store.is_proven(layer);
             let layer = LayerDigests { layer: layer.digest(), diff_id: layer.diff_id? };
             is_wanted.then(|| self.vouched_layer(image, indexes, layer))
         });

@@ -48,7 +48,7 @@ impl Node {
             DaemonError::Prefix { image, source }
         })?;
         let layers = image.layers.iter();
-        let missing = layers.filter(|layer| self.ordinaries.store.proven(layer).is_none());
+        let missing = layers.filter(|layer| !self.ordinaries.store.is_proven(layer));
         let missing = biggest_first(missing);
         let failed = |layer: &ClaimedLayer, why: String| {
             let (image, layer) = (name.to_string(), layer.digest());
@@ -73,7 +73,7 @@ impl Node {
         let pulled = begun.into_iter().map(async |(layer, mut is_own)| {
             loop {
                 let outcome = pulls.ended(&repository_key, layer.key()).await;
-                if self.ordinaries.store.proven(layer).is_some() {
+                if self.ordinaries.store.is_proven(layer) {
                     return Ok(());
                 }
                 match outcome {

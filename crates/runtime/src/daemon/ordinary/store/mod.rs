@@ -21,11 +21,15 @@
 mod eviction;
 
 use std::{
+    collections::HashSet,
     fs::{self, DirBuilder},
     io,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -36,10 +40,13 @@ use lazuli_registry::Manifest;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::claimed_layer::ClaimedLayer;
-use crate::daemon::api::MountRequest;
+use crate::{daemon::api::MountRequest, sync::lock};
 
 /// Size of all indexes above which unused ones are evicted. They take a hundredth of the layers.
 const KEPT: u64 = 1 << 30;
+
+/// Indexes that are remembered as right: some 150 kB.
+const REMEMBERED: usize = 4096;
 
 /// Maximum number of files of another kind. Records of what containerd has are never removed: it
 /// would not pull a layer again that it was told is present. New ones are refused instead.
@@ -138,6 +145,8 @@ pub(super) struct IndexStore {
     root: PathBuf,
     /// That of the node's bundle.
     bundle: Option<Box<IndexStore>>,
+    /// Indexes that this process has read, and found to have their digests.
+    right: Mutex<HashSet<Digest>>,
 }
 
 impl IndexStore {
@@ -146,8 +155,8 @@ impl IndexStore {
         for part in [BLOBS, LAYERS, ORDINARY, HELD, IMAGES, WRONG, FILES, UNPACKED, SPOOLS] {
             DirBuilder::new().recursive(true).mode(0o700).create(root.join(part))?;
         }
-        let bundle = IndexStore { root: bundle.join(INDEXES), bundle: None };
-        let store = IndexStore { root, bundle: Some(Box::new(bundle)) };
+        let bundle = Self::of(bundle.join(INDEXES), None);
+        let store = Self::of(root, Some(Box::new(bundle)));
         eviction::sweep_spools(&store)?;
         Ok(store)
     }
@@ -158,7 +167,11 @@ impl IndexStore {
         for part in [BLOBS, LAYERS] {
             fs::create_dir_all(root.join(part))?;
         }
-        Ok(IndexStore { root, bundle: None })
+        Ok(Self::of(root, None))
+    }
+
+    fn of(root: PathBuf, bundle: Option<Box<IndexStore>>) -> Self {
+        IndexStore { root, bundle, right: Mutex::default() }
     }
 
     /// The directory.
@@ -175,7 +188,19 @@ impl IndexStore {
         // The most recently used index is evicted last.
         let now = fs::FileTimes::new().set_modified(SystemTime::now());
         let _ = fs::File::options().append(true).open(path).and_then(|file| file.set_times(now));
+        let mut right = lock(&self.right);
+        if right.len() == REMEMBERED {
+            right.clear();
+        }
+        right.insert(*digest);
         Some(bytes)
+    }
+
+    /// Returns whether an index is kept. Reads it once: containerd asks for one layer after the
+    /// other, and each time for all below.
+    pub(super) fn has_index(&self, digest: &Digest) -> bool {
+        let was_right = lock(&self.right).contains(digest);
+        was_right && self.path(BLOBS, digest).exists() || self.index(digest).is_some()
     }
 
     /// Adds the index of a layer to a bundle, in which nothing is evicted.
@@ -209,12 +234,19 @@ impl IndexStore {
 
     /// A layer that the node has hashed whole, with its index, if it is what the image claims.
     pub(super) fn proven(&self, layer: &ClaimedLayer) -> Option<KnownLayer> {
-        let record = self.layer(&layer.key()).filter(|record| record.is_proven)?;
-        let LayerRecord { diff_id, index, .. } = record;
-        if layer.diff_id.is_some_and(|claimed| claimed != diff_id) {
-            return None;
-        }
+        let LayerRecord { diff_id, index, .. } = self.proven_record(layer)?;
         Some(layer.with_index(diff_id, self.index(&index)?))
+    }
+
+    /// Returns whether [`IndexStore::proven`] has the layer.
+    pub(super) fn is_proven(&self, layer: &ClaimedLayer) -> bool {
+        self.proven_record(layer).is_some_and(|record| self.has_index(&record.index))
+    }
+
+    fn proven_record(&self, layer: &ClaimedLayer) -> Option<LayerRecord> {
+        let record = self.layer(&layer.key()).filter(|record| record.is_proven)?;
+        let is_claimed = layer.diff_id.is_none_or(|claimed| claimed == record.diff_id);
+        is_claimed.then_some(record)
     }
 
     /// Records a layer, unless its record is already proven and the new one is not.
@@ -388,16 +420,29 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_as_good_as_missing() {
-        let (_directory, store) = store();
+        let (directory, store) = store();
         let index = store.keep_index(b"index").unwrap();
         let record = LayerRecord { diff_id: digest("tar"), index, is_proven: true };
         store.note_layer(&digest("layer"), &record).unwrap();
         assert_eq!(store.index(&index).unwrap(), b"index");
         assert_eq!(store.layer(&digest("layer")), Some(record));
         fs::write(store.path(BLOBS, &index), b"indeX").unwrap();
+        assert!(!open(directory.path()).has_index(&index));
         fs::write(store.path(LAYERS, &digest("layer")), b"").unwrap();
         assert!(store.index(&index).is_none());
         assert!(store.layer(&digest("layer")).is_none());
+    }
+
+    #[test]
+    fn an_index_is_read_once_and_counts_until_it_is_removed() {
+        let (_directory, store) = store();
+        let index = store.keep_index(b"index").unwrap();
+        assert!(store.has_index(&index));
+        // It is not read again.
+        fs::write(store.path(BLOBS, &index), b"indeX").unwrap();
+        assert!(store.has_index(&index));
+        fs::remove_file(store.path(BLOBS, &index)).unwrap();
+        assert!(!store.has_index(&index));
     }
 
     #[test]

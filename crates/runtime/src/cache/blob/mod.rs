@@ -294,12 +294,12 @@ impl CachedBlob {
         self.file.drop_pages(0, None);
     }
 
-    /// Returns whether the page cache has at least half of the file, as after it was written.
+    /// Returns whether the page cache has more than half of the file, as after it was written.
     pub(crate) fn is_in_memory(&self) -> bool {
-        let size = self.file_size();
-        // The drivers with the choice need kernels that can tell.
-        let pages = pages::count(self.file(), &(0..size)).unwrap_or(0);
-        pages * BLOCK_SIZE >= size / 2
+        let (file, all) = (self.file(), 0..self.file_size());
+        // Linux before 6.5 only shows a page at a time.
+        let pages = pages::count(file, &all).or_else(|_| pages::visible(file, &all));
+        pages.unwrap_or(0) * BLOCK_SIZE > self.file_size() / 2
     }
 
     /// Counters since the blob was opened, and how much of it is present.

@@ -162,13 +162,20 @@ async fn a_complete_blob_is_handed_over_and_taken_back_before_chunks_of_it_go() 
     assert_eq!(node.requests(), before, "the kernel reads the files in the cache");
     node.cache.start_evicting();
     until("chunks go", || node.cache.evictions().chunks > 0).await;
-    assert!(node.disks.iter().any(|disk| !disk.is_handed_over()));
+    let is_asked = |disk: &Arc<Disk>| !disk.is_handed_over() && is_direct(disk);
+    until("it is taken back", || node.disks.iter().any(is_asked)).await;
     for _ in 0..5 {
         node.drop_pages().await;
         node.compare().await;
         tokio::time::sleep(Duration::from_millis(400)).await;
     }
     assert!(node.requests() > before);
+}
+
+/// Returns whether the disk is read past the page cache of its file.
+fn is_direct(disk: &Disk) -> bool {
+    let path = format!("/sys/block/loop{}/loop/dio", disk.number().unwrap());
+    fs::read_to_string(path).unwrap().trim() == "1"
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -178,10 +185,7 @@ async fn a_complete_blob_is_read_through_the_page_cache_until_its_start_is_over(
     }
     let files = vec![file("a", 0, 3 << 20)];
     let node = Node::with(Sample::new(files), Settings::default()).await;
-    let is_direct = || {
-        let number = node.disks[0].number().unwrap();
-        fs::read_to_string(format!("/sys/block/loop{number}/loop/dio")).unwrap().trim() == "1"
-    };
+    let is_direct = || is_direct(&node.disks[0]);
     assert!(is_direct());
     node.compare().await;
     until("it is handed over", || node.disks[0].is_handed_over()).await;

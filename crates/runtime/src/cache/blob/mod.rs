@@ -33,7 +33,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use lazuli_image::{BLOCK_SIZE, Chunk, Decoded, Digest};
+use lazuli_image::{Chunk, Decoded, Digest};
 
 pub(in crate::cache) use self::guard::Hold;
 use self::{
@@ -294,12 +294,12 @@ impl CachedBlob {
         self.file.drop_pages(0, None);
     }
 
-    /// Returns whether the page cache has more than half of the file, as after it was written.
-    pub(crate) fn is_in_memory(&self) -> bool {
+    /// Bytes of the file that the page cache has, about.
+    pub(crate) fn bytes_in_memory(&self) -> u64 {
         let (file, all) = (self.file(), 0..self.file_size());
         // Linux before 6.5 only shows a page at a time.
         let pages = pages::count(file, &all).or_else(|_| pages::visible(file, &all));
-        pages.unwrap_or(0) * BLOCK_SIZE > self.file_size() / 2
+        pages.unwrap_or(0) * rustix::param::page_size() as u64
     }
 
     /// Counters since the blob was opened, and how much of it is present.

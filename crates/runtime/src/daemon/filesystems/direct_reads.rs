@@ -12,7 +12,7 @@ use crate::{cache::CachedBlob, kernel::pages};
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Switches a mount to direct reads when its start is over, that is when no reader has had to wait
-/// for [`pages::START`]. At once if the image is complete and not in memory.
+/// for [`pages::START`]. At once if the image is complete and for the most part not in memory.
 pub(in crate::daemon) async fn read_directly_when_quiet(
     mount: Weak<FilesystemMount>,
     blobs: Weak<[Arc<CachedBlob>]>,
@@ -21,10 +21,9 @@ pub(in crate::daemon) async fn read_directly_when_quiet(
     // Nothing of the mount is held while it waits: others see from the blobs that no reader is
     // left.
     while let Some(blobs) = blobs.upgrade() {
-        let is_on_disk = |blob: &Arc<CachedBlob>| blob.is_complete() && !blob.is_in_memory();
         let is_first = quiet.count.is_none();
         let misses = blobs.iter().map(|blob| blob.stats().misses).sum();
-        if quiet.is_long(misses) || is_first && blobs.iter().all(is_on_disk) {
+        if quiet.is_long(misses) || is_first && are_on_disk_alone(&blobs) {
             break;
         }
         drop(blobs);
@@ -39,6 +38,13 @@ pub(in crate::daemon) async fn read_directly_when_quiet(
         Ok(()) => blobs.iter().for_each(|blob| blob.forget_pages()),
         Err(error) => tracing::info!(%error, "reads stay buffered"),
     }
+}
+
+/// Returns whether all of the blobs are on the disk, and at most half of that in the page cache.
+fn are_on_disk_alone(blobs: &[Arc<CachedBlob>]) -> bool {
+    let size: u64 = blobs.iter().map(|blob| blob.file_size()).sum();
+    let in_memory = || blobs.iter().map(|blob| blob.bytes_in_memory()).sum::<u64>();
+    blobs.iter().all(|blob| blob.is_complete()) && in_memory() <= size / 2
 }
 
 /// Drops the page cache's copies of data that a mount on disks has read, whenever the mount has

@@ -187,7 +187,7 @@ impl Disk {
 
     /// Makes the device of a complete blob read through the page cache if that has the blob.
     fn read_from_memory(&self, device: &LoopDevice) {
-        if self.blob.is_in_memory() {
+        if self.blob.bytes_in_memory() > self.blob.file_size() / 2 {
             // After an error it reads from the disk.
             let _ = device.read_directly(false);
         }
@@ -211,6 +211,8 @@ impl Disk {
         let device = self.lock();
         let Some(device) = &*device else { return Ok(()) };
         if self.behind(device)? != BackingFile::Session {
+            // Or it would read ahead, through the page cache, what may have to be fetched.
+            let _ = device.read_directly(true);
             let name = Some(self.identity.name.as_str());
             self.shared.helper.change(device, self.shared.root()?, name)?;
         }

@@ -181,26 +181,39 @@ impl IndexStore {
 
     /// The index with this digest, if it is kept.
     pub(super) fn index(&self, digest: &Digest) -> Option<Vec<u8>> {
-        let path = self.path(BLOBS, digest);
-        let Some(bytes) = fs::read(&path).ok().filter(|bytes| digest.matches(bytes)) else {
-            return self.bundle.as_ref()?.index(digest);
-        };
-        // The most recently used index is evicted last.
-        let now = fs::FileTimes::new().set_modified(SystemTime::now());
-        let _ = fs::File::options().append(true).open(path).and_then(|file| file.set_times(now));
-        let mut right = lock(&self.right);
-        if right.len() == REMEMBERED {
-            right.clear();
-        }
-        right.insert(*digest);
-        Some(bytes)
+        self.own_index(digest).or_else(|| self.bundle.as_ref()?.index(digest))
     }
 
     /// Returns whether an index is kept. Reads it once: containerd asks for one layer after the
     /// other, and each time for all below.
     pub(super) fn has_index(&self, digest: &Digest) -> bool {
         let was_right = lock(&self.right).contains(digest);
-        was_right && self.path(BLOBS, digest).exists() || self.index(digest).is_some()
+        was_right && self.touch(digest).is_ok()
+            || self.own_index(digest).is_some()
+            || self.bundle.as_ref().is_some_and(|bundle| bundle.has_index(digest))
+    }
+
+    fn own_index(&self, digest: &Digest) -> Option<Vec<u8>> {
+        let bytes = fs::read(self.path(BLOBS, digest)).ok().filter(|bytes| digest.matches(bytes));
+        let mut right = lock(&self.right);
+        if bytes.is_none() {
+            right.remove(digest);
+            return None;
+        }
+        if right.len() == REMEMBERED {
+            right.clear();
+        }
+        right.insert(*digest);
+        drop(right);
+        // It is none the worse for an old time, and bundles may be on a disk that is only read.
+        let _ = self.touch(digest);
+        bytes
+    }
+
+    /// Notes that an index was used now: the most recently used one is evicted last.
+    fn touch(&self, digest: &Digest) -> io::Result<()> {
+        let now = fs::FileTimes::new().set_modified(SystemTime::now());
+        fs::File::options().append(true).open(self.path(BLOBS, digest))?.set_times(now)
     }
 
     /// Adds the index of a layer to a bundle, in which nothing is evicted.
@@ -438,8 +451,14 @@ mod tests {
         let (_directory, store) = store();
         let index = store.keep_index(b"index").unwrap();
         assert!(store.has_index(&index));
-        // It is not read again.
-        fs::write(store.path(BLOBS, &index), b"indeX").unwrap();
+        let file = fs::File::create(store.path(BLOBS, &index)).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        // It is not read again, and counts as used.
+        assert!(store.has_index(&index));
+        assert!(file.metadata().unwrap().modified().unwrap() > SystemTime::UNIX_EPOCH);
+        // Whoever reads it finds the damage.
+        assert!(store.index(&index).is_none() && !store.has_index(&index));
+        store.keep_index(b"index").unwrap();
         assert!(store.has_index(&index));
         fs::remove_file(store.path(BLOBS, &index)).unwrap();
         assert!(!store.has_index(&index));

@@ -11,9 +11,9 @@ use std::{
 
 use rustix::fs::Advice;
 
-/// A start is over when no reader has waited for this time; few of an image whose data is all here
-/// take longer. Until then the page cache has most of what is read, because it arrived just now,
-/// and a direct read would go to the disk all the same.
+/// A start counts as over when no reader has had to wait for this long. Readers of a complete image
+/// never wait; few such starts take longer. Until then the page cache has most of what is read, and
+/// a direct read would go to the disk all the same.
 pub const START: Duration = Duration::from_secs(30);
 
 /// Drops the pages of `range`, except those that a program has mapped.

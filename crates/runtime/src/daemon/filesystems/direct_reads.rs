@@ -17,26 +17,27 @@ pub(in crate::daemon) async fn read_directly_when_quiet(
     mount: Weak<FilesystemMount>,
     blobs: Weak<[Arc<CachedBlob>]>,
 ) {
-    let mut quiet = Quiet::default();
-    // Nothing of the mount is held while it waits: others see from the blobs that no reader is
-    // left.
-    while let Some(blobs) = blobs.upgrade() {
-        let is_first = quiet.count.is_none();
-        let misses = blobs.iter().map(|blob| blob.stats().misses).sum();
-        if quiet.is_long(misses) || is_first && are_on_disk_alone(&blobs) {
-            break;
-        }
-        drop(blobs);
-        tokio::time::sleep(LOOK).await;
-        if mount.strong_count() == 0 {
-            return;
-        }
+    if !blobs.upgrade().is_some_and(|blobs| are_on_disk_alone(&blobs)) {
+        wait_until_quiet(&mount, &blobs).await;
     }
     let (Some(mount), Some(blobs)) = (mount.upgrade(), blobs.upgrade()) else { return };
     match mount.image.read_directly() {
         // The copies that buffered reads left behind are not used any more.
         Ok(()) => blobs.iter().for_each(|blob| blob.forget_pages()),
         Err(error) => tracing::info!(%error, "reads stay buffered"),
+    }
+}
+
+/// Waits until no reader has had to wait for [`pages::START`], or the mount is gone. Holds nothing
+/// of the mount meanwhile: others see from the blobs that no reader is left.
+async fn wait_until_quiet(mount: &Weak<FilesystemMount>, blobs: &Weak<[Arc<CachedBlob>]>) {
+    let mut quiet = Quiet::default();
+    while mount.strong_count() > 0 {
+        let misses = |blobs: Arc<[Arc<CachedBlob>]>| blobs.iter().map(|b| b.stats().misses).sum();
+        if blobs.upgrade().map(misses).is_none_or(|misses| quiet.is_long(misses)) {
+            return;
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 
@@ -67,19 +68,18 @@ pub(in crate::daemon) async fn forget_pages_when_quiet(
     }
 }
 
-/// A counter of what readers wait for.
+/// A counter of what readers wait for, and since when it has not changed.
 #[derive(Default)]
-struct Quiet {
-    count: Option<u64>,
-    since: Option<Instant>,
-}
+struct Quiet(Option<(u64, Instant)>);
 
 impl Quiet {
-    /// Returns whether the counter, which is `count` now, has been so for the time of a start.
+    /// Returns whether the counter, which is `count` now, has not changed for [`pages::START`].
     fn is_long(&mut self, count: u64) -> bool {
-        if self.count.replace(count) != Some(count) {
-            self.since = Some(Instant::now());
-        }
-        self.since.is_some_and(|since| since.elapsed() >= pages::START)
+        let since = match self.0 {
+            Some((before, since)) if before == count => since,
+            _ => Instant::now(),
+        };
+        self.0 = Some((count, since));
+        since.elapsed() >= pages::START
     }
 }

@@ -205,7 +205,7 @@ impl IndexStore {
         }
         right.insert(*digest);
         drop(right);
-        // It is none the worse for an old time, and bundles may be on a disk that is only read.
+        // Fails for a bundle on a read-only file system, where nothing is evicted.
         let _ = self.touch(digest);
         bytes
     }

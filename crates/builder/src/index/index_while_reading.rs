@@ -26,7 +26,7 @@ pub fn index_while_reading<'a>(
     layer: IndexLayer,
     sink: &'a mut ChunkSink<'a>,
 ) -> Result<IndexAndDiffId, BuildError> {
-    let content = ChunkContent::Taken(sink, share());
+    let content = ChunkContent::Taken(Some(sink), share());
     let numbers = Numbers { own: BlobIndex(0), beside: BlobIndex(0) };
     let read = layer::read(layer, numbers, Options::CHUNK_SIZE, content, &|_| {})?;
     Ok(IndexAndDiffId { index: read.index, diff_id: read.diff_id })

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     io::{self, Read},
+    thread,
 };
 
 use lazuli_image::{
@@ -13,6 +14,7 @@ use lazuli_image::{
 };
 
 use super::{
+    background_chunks::BackgroundChunks,
     gunzip::Mark,
     memory::Share,
     unpacked::{Place, Unpacked, Whole},
@@ -64,20 +66,24 @@ pub(super) struct Indexed {
     pub(super) diff_id: Digest,
 }
 
-/// A chunk, and the point at which the way to it begins.
+/// The place of a chunk, and the point at which the way to it begins.
 struct LocatedChunk {
-    chunk: Chunk,
+    decoded: Decoded,
+    size: u32,
     mark: Option<usize>,
     start: Place,
     end: Place,
 }
 
-/// Takes the content of chunks: the place of each among the decoded bytes of the layer's blob, and
-/// its bytes.
-pub type ChunkSink<'a> = dyn FnMut(Decoded, &[u8]) -> io::Result<()> + 'a;
+/// Bytes that a chunk takes until the index is written.
+const LOCATED: u64 = (size_of::<LocatedChunk>() + size_of::<Digest>()) as u64;
+
+/// Takes the content of chunks, on a thread of its own: the place of each among the decoded bytes
+/// of the layer's blob, and its bytes.
+pub type ChunkSink<'a> = dyn FnMut(Decoded, &[u8]) -> io::Result<()> + Send + 'a;
 
 /// A layer while it is read.
-struct Reader<'a> {
+struct Reader<'a, 'scope> {
     input: Input<'a>,
     numbers: Numbers,
     chunk_size: u32,
@@ -86,7 +92,7 @@ struct Reader<'a> {
     content: ChunkContent<'a>,
     /// The place of the next chunk among the decoded bytes of the layer's blob.
     next: Decoded,
-    buffer: Vec<u8>,
+    chunks: BackgroundChunks<'scope>,
 }
 
 /// How to handle the content of chunks.
@@ -94,7 +100,7 @@ pub(super) enum ChunkContent<'a> {
     /// It stays in the layer. Content that the index cannot lead to is stored again here.
     Stays(&'a Scratch),
     /// All of it is passed on, by a node: the chunks count in the memory of an image.
-    Taken(&'a mut ChunkSink<'a>, Share<'a>),
+    Taken(Option<&'a mut ChunkSink<'a>>, Share<'a>),
 }
 
 /// The files of a layer.
@@ -105,6 +111,25 @@ enum Input<'a> {
 }
 
 impl<'a> Input<'a> {
+    fn open(
+        layer: IndexLayer,
+        on_read: &'a dyn Fn(u64),
+        unreadable: impl Fn(io::Error) -> SourceError,
+    ) -> Result<Self, SourceError> {
+        let IndexLayer { stored_size, file, source, .. } = layer;
+        Ok(match file {
+            None => {
+                let unpacked = Unpacked::new(source, stored_size, on_read).map_err(unreadable)?;
+                Input::Tar(Box::new(Archive::new(unpacked)))
+            }
+            Some(path) => {
+                let entry = lone_file(&path, stored_size)?;
+                let layer = Unpacked::as_it_is(source, stored_size, on_read);
+                Input::File(Some(entry), Box::new(layer.map_err(unreadable)?))
+            }
+        })
+    }
+
     fn next_entry(&mut self) -> Result<Option<Entry>, SourceError> {
         match self {
             Input::Tar(archive) => archive.next_entry(),
@@ -154,52 +179,45 @@ pub(super) fn read<'a>(
     layer: IndexLayer,
     numbers: Numbers,
     chunk_size: u32,
-    content: ChunkContent<'a>,
+    mut content: ChunkContent<'a>,
     on_read: &'a dyn Fn(u64),
 ) -> Result<Indexed, BuildError> {
-    let IndexLayer { digest, stored_size, file, source } = layer;
-    let name = digest.to_string();
-    let failed = |problem| BuildError::Layer { layer: name.clone(), problem };
+    let (digest, stored_size) = (layer.digest, layer.stored_size);
+    let failed = |problem| BuildError::Layer { layer: digest.to_string(), problem };
     let unreadable = |offset| {
-        move |error: std::io::Error| SourceError::Archive { offset, problem: error.to_string() }
+        move |error: io::Error| SourceError::Archive { offset, problem: error.to_string() }
     };
-    let unpack = |source| {
-        let unpacked = Unpacked::new(source, stored_size, on_read);
-        unpacked.map_err(|error| failed(unreadable(0)(error)))
+    let input = Input::open(layer, on_read, unreadable(0)).map_err(failed)?;
+    let sink = match &mut content {
+        ChunkContent::Stays(_) => None,
+        ChunkContent::Taken(sink, _) => sink.take(),
     };
-    let input = match file {
-        None => Input::Tar(Box::new(Archive::new(unpack(source)?))),
-        Some(path) => {
-            let entry = lone_file(&path, stored_size).map_err(failed)?;
-            let layer = Unpacked::as_it_is(source, stored_size, on_read);
-            Input::File(Some(entry), Box::new(layer.map_err(|error| failed(unreadable(0)(error)))?))
-        }
-    };
-    let mut reader = Reader {
-        input,
-        numbers,
-        chunk_size,
-        found: Vec::new(),
-        beside: None,
-        content,
-        next: Decoded(0),
-        buffer: vec![0; chunk_size as usize],
-    };
-    let entries = reader.entries(&failed)?;
-    // The memory counts until the index is written.
-    let Reader { input, found, beside, content: _content, .. } = reader;
-    let unpacked = input.into_layer();
-    let offset = unpacked.place().decoded;
-    let is_gzip = unpacked.is_gzip();
-    let whole = unpacked.finish().map_err(|error| failed(unreadable(offset)(error)))?;
-    let diff_id = whole.diff_id;
-    let index = layer_index(digest, stored_size, found, whole, is_gzip)?.write()?;
-    let beside = beside.map(|beside| beside.finish(0)).transpose()?;
-    let beside = beside.map(|beside| (numbers.beside, beside));
-    Ok(Indexed { entries, index, beside, diff_id })
+    thread::scope(|scope| {
+        let chunks = BackgroundChunks::new(scope, chunk_size as usize, sink);
+        let chunks = chunks.map_err(|error| failed(unreadable(0)(error)))?;
+        let (found, beside, next) = (Vec::new(), None, Decoded(0));
+        let mut reader =
+            Reader { input, numbers, chunk_size, found, beside, content, next, chunks };
+        let entries = reader.entries(&failed);
+        // The memory counts until the index is written.
+        let Reader { input, found, beside, content: _content, chunks, .. } = reader;
+        let unpacked = input.into_layer();
+        let offset = unpacked.place().decoded;
+        let unreadable = |error| failed(unreadable(offset)(error));
+        // Where the sink fails, entries end as well.
+        let digests = chunks.finish().map_err(unreadable)?;
+        let entries = entries?;
+        let is_gzip = unpacked.is_gzip();
+        let whole = unpacked.finish().map_err(unreadable)?;
+        let diff_id = whole.diff_id;
+        let index = layer_index(digest, stored_size, found, &digests, whole, is_gzip)?.write()?;
+        let beside = beside.map(|beside| beside.finish(0)).transpose()?;
+        let beside = beside.map(|beside| (numbers.beside, beside));
+        Ok(Indexed { entries, index, beside, diff_id })
+    })
 }
 
-impl Reader<'_> {
+impl Reader<'_, '_> {
     fn entries(
         &mut self,
         failed: &dyn Fn(SourceError) -> BuildError,
@@ -242,7 +260,7 @@ impl Reader<'_> {
     fn chunk(&mut self, length: usize) -> Result<ChunkRef, ChunkError> {
         let start = self.input.layer().place();
         let is_sparse = self.input.is_sparse();
-        let content = &mut self.buffer[..length];
+        let content = self.chunks.next(length);
         let read = self.input.read_content(content);
         read.map_err(|error| ChunkError::Read(error.to_string()))?;
         let unpacked = self.input.layer();
@@ -251,36 +269,31 @@ impl Reader<'_> {
         // Bytes that have to be decoded to get these.
         let way = mark.map_or(0, |(_, mark)| end.decoded - mark.decoded);
         let mark = mark.map(|(number, _)| number);
-        let chunk = Chunk {
-            number: self.found.len() as u32,
-            digest: Algorithm::Blake3.digest(content),
-            stored: Stored(start.stored),
-            stored_size: 0,
-            decoded: self.next,
-            decoded_size: length as u32,
-            part: None,
-        };
         if is_sparse || way > MAX_UNIT.into() {
             // Not all of the layer can be put together again from its chunks.
             self.input.layer_mut().skeleton().give_up();
-            return self.put_beside(chunk, length);
+            return self.put_beside(Stored(start.stored), length);
         }
-        if chunk.number >= MAX_CHUNKS {
+        let number = self.found.len() as u32;
+        if number >= MAX_CHUNKS {
             return Err(ChunkError::Read(format!("it has more chunks than {MAX_CHUNKS}")));
         }
-        let next = round_up_to_block(chunk.decoded_end().0);
+        let decoded = self.next;
+        let next = decoded.0.checked_add(length as u64).and_then(round_up_to_block);
         self.next = Decoded(next.ok_or_else(|| ChunkError::Read("it is too big".to_owned()))?);
-        if let ChunkContent::Taken(sink, memory) = &mut self.content {
-            memory.take(size_of::<LocatedChunk>() as u64).map_err(ChunkError::Build)?;
-            sink(chunk.decoded, content).map_err(|error| ChunkError::Read(error.to_string()))?;
+        if let ChunkContent::Taken(_, memory) = &mut self.content {
+            memory.take(LOCATED).map_err(ChunkError::Build)?;
         }
-        let place = ChunkRef { blob: self.numbers.own, number: chunk.number };
-        self.found.push(LocatedChunk { chunk, mark, start, end });
-        Ok(place)
+        self.chunks.add(decoded, length);
+        if !self.chunks.is_taking() {
+            return Err(ChunkError::Read("its content is not taken".to_owned()));
+        }
+        self.found.push(LocatedChunk { decoded, size: length as u32, mark, start, end });
+        Ok(ChunkRef { blob: self.numbers.own, number })
     }
 
     /// Stores the chunk read last again, in a blob of its own.
-    fn put_beside(&mut self, chunk: Chunk, length: usize) -> Result<ChunkRef, ChunkError> {
+    fn put_beside(&mut self, stored: Stored, length: usize) -> Result<ChunkRef, ChunkError> {
         let ChunkContent::Stays(scratch) = &self.content else {
             let problem =
                 if self.input.is_sparse() { "it is sparse" } else { "it is in one block" };
@@ -296,8 +309,17 @@ impl Reader<'_> {
             }
         };
         let number = beside.chunks().len() as u32;
-        let added = beside.add_anew(&[(chunk, &self.buffer[..length])]);
-        added.map_err(ChunkError::Build)?;
+        let content = &*self.chunks.next(length);
+        let chunk = Chunk {
+            number,
+            digest: Algorithm::Blake3.digest(content),
+            stored,
+            stored_size: 0,
+            decoded: self.next,
+            decoded_size: length as u32,
+            part: None,
+        };
+        beside.add_anew(&[(chunk, content)]).map_err(ChunkError::Build)?;
         Ok(ChunkRef { blob: self.numbers.beside, number })
     }
 }
@@ -313,19 +335,28 @@ fn layer_index(
     layer: Digest,
     stored_size: u64,
     found: Vec<LocatedChunk>,
+    digests: &[Digest],
     whole: Whole,
     is_gzip: bool,
 ) -> Result<LayerIndex, FormatError> {
     let (mut chunks, mut pieces) = (Vec::with_capacity(found.len()), Vec::<Piece>::new());
     let mut last_mark = None;
-    for LocatedChunk { mut chunk, mark, start, end } in found {
+    for ((located, digest), number) in found.into_iter().zip(digests).zip(0..) {
+        let LocatedChunk { decoded, size, mark, start, end } = located;
         let end = Place { stored: stored_end(&whole.ends, end), ..end };
         let too_big = |_| {
-            let problem = format!("{} bytes in {} stored ones", chunk.decoded_size, stored_size);
+            let problem = format!("{size} bytes in {stored_size} stored ones");
             FormatError::new(("index of", layer), start.stored, problem)
         };
-        chunk.stored_size = u32::try_from(end.stored - start.stored).map_err(too_big)?;
-        chunks.push(chunk);
+        chunks.push(Chunk {
+            number,
+            digest: *digest,
+            stored: Stored(start.stored),
+            stored_size: u32::try_from(end.stored - start.stored).map_err(too_big)?,
+            decoded,
+            decoded_size: size,
+            part: None,
+        });
         let Some(number) = mark.filter(|_| is_gzip) else { continue };
         let Mark { point, decoded: from } = &whole.marks[number];
         if last_mark != Some(number) {

@@ -9,6 +9,7 @@
 //! layer that is one block for too long) is stored once more, in a blob beside it.
 
 mod assemble;
+mod background_chunks;
 mod background_hash;
 mod gunzip;
 mod index_while_reading;
@@ -162,34 +163,45 @@ fn join(read: Vec<Indexed>, names: Vec<String>) -> Result<ImageIndex, BuildError
     })
 }
 
-/// Reads all layers, several at a time. If several cannot be read, the lowest of them is reported.
+/// Reads all layers, several at a time.
 fn read_all(
     layers: Vec<IndexLayer>,
     scratch: &Scratch,
     threads: usize,
     progress: &dyn Progress,
-) -> Result<Vec<layer::Indexed>, BuildError> {
-    let count = layers.len();
-    let mut beside = (count as u8..).map(BlobIndex);
+) -> Result<Vec<Indexed>, BuildError> {
+    let mut beside = (layers.len() as u8..).map(BlobIndex);
     let numbered = layers.into_iter().zip((0..).map(BlobIndex)).map(|(layer, own)| {
         let beside = if layer.file.is_none() { beside.next().unwrap_or(own) } else { own };
         (Numbers { own, beside }, layer)
     });
-    let todo = Mutex::new(numbered.collect::<Vec<_>>().into_iter());
+    in_parallel(numbered.collect(), threads, &|number, (numbers, layer)| {
+        let on_read = |bytes| progress.bytes_read(number, bytes);
+        let content = ChunkContent::Stays(scratch);
+        let read = layer::read(layer, numbers, Options::CHUNK_SIZE, content, &on_read);
+        progress.layer_done(number);
+        read
+    })
+}
+
+/// Does `work` on all layers, several at a time. If several fail, the error is the lowest one's.
+fn in_parallel<L: Send, T: Send>(
+    layers: Vec<L>,
+    threads: usize,
+    work: &(dyn Fn(usize, L) -> Result<T, BuildError> + Sync),
+) -> Result<Vec<T>, BuildError> {
+    let count = layers.len();
+    let todo = Mutex::new(layers.into_iter().enumerate());
     let done: Mutex<Vec<_>> = Mutex::new((0..count).map(|_| None).collect());
     let stop = AtomicBool::new(false);
     let next = || lock(&todo).next().filter(|_| !stop.load(Ordering::Relaxed));
     thread::scope(|scope| {
         for _ in 0..threads.clamp(1, count.max(1)) {
             scope.spawn(|| {
-                while let Some((numbers, layer)) = next() {
-                    let number = usize::from(numbers.own.0);
-                    let on_read = |bytes| progress.bytes_read(number, bytes);
-                    let content = ChunkContent::Stays(scratch);
-                    let read = layer::read(layer, numbers, Options::CHUNK_SIZE, content, &on_read);
-                    stop.fetch_or(read.is_err(), Ordering::Relaxed);
-                    progress.layer_done(number);
-                    lock(&done)[number] = Some(read);
+                while let Some((number, layer)) = next() {
+                    let result = work(number, layer);
+                    stop.fetch_or(result.is_err(), Ordering::Relaxed);
+                    lock(&done)[number] = Some(result);
                 }
             });
         }

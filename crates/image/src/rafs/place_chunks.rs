@@ -5,6 +5,12 @@
 //! bootstrap arrives, the places are written into its chunk table, as they are in bootstraps with
 //! batches made here, and the decoder state for them goes into a table of points.
 
+use std::{
+    panic::resume_unwind,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
@@ -65,15 +71,36 @@ pub fn place_chunks(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed
         entry.file_offset = layout::in_unit(part).into();
         row.copy_from_slice(entry.as_bytes());
     }
+    let contexts = known.iter().enumerate().filter_map(|(index, ci)| Some((index, ci.as_ref()?)));
+    let contexts = contexts.filter(|(index, _)| tables.tails[*index].has_contexts());
     let mut points = Vec::new();
-    for (index, ci) in known.iter().enumerate() {
-        if let Some(ci) = ci.as_ref().filter(|_| tables.tails[index].has_contexts()) {
-            let found = ci.points();
-            let found =
-                found.map_err(|problem| error(("CI table of blob", index).into(), problem))?;
-            // There are fewer blobs than 256.
-            points.push((BlobIndex(index as u8), found));
-        }
+    for (index, found) in points_of(&contexts.collect::<Vec<_>>()) {
+        let found = found.map_err(|problem| error(("CI table of blob", index).into(), problem))?;
+        // There are fewer blobs than 256.
+        points.push((BlobIndex(index as u8), found));
     }
     Ok(Placed { at: chunk_table.0, table, points })
+}
+
+/// The points of several tables, computed on all processors: windows have to be compressed.
+fn points_of(tables: &[(usize, &CiTable<'_>)]) -> Vec<(usize, Result<Points, String>)> {
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let next = AtomicUsize::new(0);
+    let mut points = thread::scope(|scope| {
+        let some = || {
+            let mut some = Vec::new();
+            while let Some((index, table)) = tables.get(next.fetch_add(1, Ordering::Relaxed)) {
+                some.push((*index, table.points()));
+            }
+            some
+        };
+        let started: Vec<_> = (1..threads.min(tables.len())).map(|_| scope.spawn(some)).collect();
+        let mut all = some();
+        for thread in started {
+            all.extend(thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        all
+    });
+    points.sort_by_key(|(index, _)| *index);
+    points
 }

@@ -10,12 +10,11 @@
 //! is asked for again; a pull that was broken off goes on behind its spool.
 
 use std::{
-    cell::Cell,
     io::{self, Read},
     ops::Range,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
     time::Duration,
@@ -226,7 +225,7 @@ fn read(
     }
     let incoming = cache.incoming()?;
     let mut written = 0;
-    let is_full = Cell::new(false);
+    let is_full = AtomicBool::new(false);
     let mut sink = |at: Decoded, content: &[u8]| {
         let before = written / LOOK;
         written += content.len() as u64;
@@ -235,11 +234,13 @@ fn read(
         } else {
             incoming.write(at, content)
         };
-        is_full.set(kept.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull));
+        let full = kept.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull);
+        is_full.store(full, Ordering::Relaxed);
         kept
     };
     // The builder's error would mean that the layer is wrong, and worth a second pull.
-    let wrong_or_full = |error| if is_full.get() { LayerError::NoRoom } else { error };
+    let wrong_or_full =
+        |error| if is_full.load(Ordering::Relaxed) { LayerError::NoRoom } else { error };
     let known = whole_layer::read(layer, source, &mut sink).map_err(wrong_or_full)?;
     if let Some(blob) = blob_of(known.clone())? {
         let blob = cache.import(incoming, &blob)?;

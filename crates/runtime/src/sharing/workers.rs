@@ -33,6 +33,9 @@ const MEMORY: u64 = 64 << 20;
 /// quiet time after which a start counts as over.
 const STALLED: Duration = Duration::from_secs(2);
 
+/// Interval between checks whether urgent fetches have ended.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// Whether a reader waits for work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Priority {
@@ -142,6 +145,14 @@ impl Workers {
     /// Returns whether there is any such fetch whose data is arriving.
     pub(crate) fn has_urgent_fetches(&self) -> bool {
         lock(&self.urgent).values().any(|last| last.elapsed() < STALLED)
+    }
+
+    /// Waits until there is none, but not for longer than `longest`.
+    pub(crate) async fn after_urgent_fetches(&self, longest: Duration) {
+        let begun = Instant::now();
+        while self.has_urgent_fetches() && begun.elapsed() < longest {
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// Counts a reader that waits.

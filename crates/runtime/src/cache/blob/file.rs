@@ -34,6 +34,10 @@ use crate::{
 /// Decoded bytes that are written before a flush does not wait any longer.
 const FLUSH_BYTES: u64 = 64 << 20;
 
+/// How long a flush is put off while something is fetched that a start or a pull waits for: all
+/// other programs that wait for the disk, such as containerd, would wait for the flush as well.
+const COURTESY: Duration = Duration::from_secs(30);
+
 /// Longest pause between two flushes that fail.
 const FLUSH_PAUSE: Duration = Duration::from_secs(60);
 
@@ -233,8 +237,6 @@ impl CachedBlob {
         if let Some(cache) = self.cache.upgrade() {
             cache.wrote(size);
         }
-        self.file.unflushed.fetch_add(size, Ordering::Relaxed);
-        self.file.flush_now();
         self.flush_soon();
         Ok(())
     }
@@ -284,7 +286,14 @@ impl CachedBlob {
         self.workers.runtime().spawn(async move {
             let mut pause = blob.settings.flush_after;
             loop {
-                let _ = tokio::time::timeout(pause, blob.file.flush_now.notified()).await;
+                let patience = async {
+                    tokio::time::sleep(pause).await;
+                    blob.workers.after_urgent_fetches(COURTESY).await;
+                };
+                tokio::select! {
+                    () = patience => {}
+                    () = blob.file.flush_now.notified() => {}
+                }
                 blob.file.flushing.store(false, Ordering::Release);
                 let flusher = blob.clone();
                 match tokio::task::spawn_blocking(move || flusher.flush()).await {

@@ -13,7 +13,7 @@ use std::{
     os::unix::fs::{FileExt as _, MetadataExt as _},
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_util::future::join_all;
@@ -372,6 +372,30 @@ async fn a_complete_blob_is_flushed_at_once() {
     node.ensure(0..3).await.unwrap();
     // Long before `flush_after`.
     tokio::time::timeout(Duration::from_secs(60), node.blob.completed()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pulled_blob_is_flushed_once_nobody_waits_for_a_fetch() {
+    let (dir, sample) = (tempfile::tempdir().unwrap(), Sample::new(&[10_000; 3]));
+    let flush_after = Duration::from_millis(1);
+    let cache = Cache::open(dir.path(), Settings { flush_after, ..settings(0) }).unwrap();
+    let incoming = cache.incoming().unwrap();
+    for chunk in &sample.blob.chunks {
+        let content = &sample.file[chunk.decoded.0 as usize..][..chunk.decoded_size as usize];
+        incoming.write(chunk.decoded, content).unwrap();
+    }
+    let urgent = cache.urgent_fetch();
+    let blob = cache.import(incoming, &sample.blob).unwrap();
+    for _ in 0..30 {
+        let arrived = Instant::now();
+        urgent.data_arrived();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        // Nobody waits for data that has stopped arriving, as on a busy machine.
+        assert!(!blob.is_complete() || arrived.elapsed() > Duration::from_secs(1));
+    }
+    drop(urgent);
+    tokio::time::timeout(Duration::from_secs(60), blob.completed()).await.unwrap();
+    assert!(sample.is_right(&blob, &(Decoded(0)..Decoded(sample.file.len() as u64))));
 }
 
 #[test]

@@ -73,12 +73,17 @@ impl Prefix {
         Ok(Prefix { digest: descriptor.digest, manifest, bootstrap })
     }
 
+    /// Opens the image with this digest, which was stored in `images`.
+    pub(crate) fn open(images: &Path, digest: &Digest) -> Result<StoredImage, PrefixError> {
+        Ok(StoredImage::open_for(&images.join(digest.hex()), Purpose::New)?)
+    }
+
     /// Stores the image in `images` unless it exists, and opens it there. `config` is the image's.
     pub(crate) fn store(self, images: &Path, config: &[u8]) -> Result<StoredImage, PrefixError> {
-        let directory = images.join(self.digest.hex());
-        if let Ok(there) = StoredImage::open_for(&directory, Purpose::New) {
+        if let Ok(there) = Self::open(images, &self.digest) {
             return Ok(there);
         }
+        let directory = images.join(self.digest.hex());
         if directory.exists() {
             std::fs::remove_dir_all(&directory).at(&directory).map_err(ImageError::from)?;
         }
@@ -92,7 +97,7 @@ impl Prefix {
         let path = partial.0.join(BOOTSTRAP);
         point_files::write(&path, &points).at(&path).map_err(ImageError::from)?;
         partial.commit(&directory)?;
-        Ok(StoredImage::open_for(&directory, Purpose::New)?)
+        Self::open(images, &self.digest)
     }
 }
 

@@ -379,7 +379,13 @@ fn the_first_node_pulls_whole_and_the_second_starts_lazily(containerd: Container
     first.rig.pull(&image).unwrap();
     let sizes = layers.each_ref().map(|layer| layer.stored().unwrap().len() as u64);
     assert_eq!(layers.each_ref().map(|layer| first.fetched(layer)), sizes);
+    let images = first.rig.lazuli.root().join("images");
+    let made = || fs::read_dir(&images).unwrap().map(|it| it.unwrap().file_name());
+    let made = || made().filter(|name| name.len() == 64).collect::<Vec<_>>();
+    wait("metadata before there is a container", || !made().is_empty());
+    let ahead = made();
     assert_eq!(first.run(&image, &WHO), "me\n");
+    assert_eq!(made(), ahead, "another image was mounted");
     assert_eq!(first.run(&image, &["sh", "-c", "cat /file* | wc -c"]), format!("{}\n", 4 << 20));
     assert_eq!(layers.each_ref().map(|layer| first.fetched(layer)), sizes, "fetched again");
     assert_eq!(first.rig.mounts().len(), 1);

@@ -1,14 +1,16 @@
 //! The layers of ordinary images that a client does not have to unpack.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
+use futures_util::future::{Either, select};
 use lazuli_builder::index::KnownLayer;
 use lazuli_image::{Digest, oci::chain_ids};
 use lazuli_registry::{ImageName, IndexTrust, Login, Manifest, Repository, listed_indexes};
 use tokio::time::timeout;
 
 use super::{
-    begin::key_of, known_parts::LOOK_WITHIN, state::Ordinary, store::Holder, vouched::Vouched,
+    begin::key_of, claimed_layer::ClaimedLayer, known_parts::LOOK_WITHIN, state::Ordinary,
+    store::Holder, vouched::Vouched,
 };
 use crate::{
     daemon::{DaemonError, api::MountRequest, images::Images},
@@ -72,18 +74,16 @@ impl Images {
             self.0.ordinaries.begin_pulls(&image, &vouched, &repository, login.as_ref());
         }
         self.look_ahead(&image, &vouched, &repository, client).await;
-        for layer in image.layers.iter().take(at + 1) {
-            let is_known = async || self.0.ordinaries.is_known_layer(layer, &vouched).await;
-            // A pull may end in between.
-            let pulled = async || {
-                let (pulls, from) = (&self.0.ordinaries.pulls, key_of(&*repository));
-                may_pull && matches!(pulls.ended(&from, layer.key()).await, Some(Ok(())))
-            };
-            let is_shown = is_known().await || pulled().await || is_known().await;
-            if !is_shown {
-                tracing::debug!(layer = %layer.digest(), "containerd unpacks it");
-                return Ok(None);
-            }
+        let shown = self.are_shown(&image.layers[..=at], &vouched, &repository, may_pull);
+        // Permission takes a round trip, for this layer and the ones above it.
+        let layers = image.layers[at..].iter().map(ClaimedLayer::digest);
+        let asked = image.access.ask_ahead(&*repository, client, layers);
+        let are_shown = match select(pin!(shown), pin!(asked)).await {
+            Either::Left((are_shown, _)) => are_shown,
+            Either::Right(((), shown)) => shown.await,
+        };
+        if !are_shown {
+            return Ok(None);
         }
         // A client without access to a layer gets none of this node's data of it.
         let own = &image.manifest.parsed.layers[at];
@@ -100,7 +100,34 @@ impl Images {
         let count = u32::try_from(at + 1).ok();
         let is_lazy_image =
             is_whole && image.layers.iter().any(|layer| vouched.of(layer).is_some());
+        if is_whole && !is_lazy_image {
+            self.make_ahead(image);
+        }
         Ok(count.map(|count| CoveredLayers { count, is_lazy_image }))
+    }
+
+    /// Waits until each of the layers can be shown, or one cannot.
+    async fn are_shown(
+        &self,
+        layers: &[ClaimedLayer],
+        vouched: &Vouched,
+        repository: &Arc<dyn Repository>,
+        may_pull: bool,
+    ) -> bool {
+        let ordinaries = &self.0.ordinaries;
+        for layer in layers {
+            let is_known = async || ordinaries.is_known_layer(layer, vouched).await;
+            // A pull may end in between.
+            let pulled = async || {
+                let (pulls, from) = (&ordinaries.pulls, key_of(&**repository));
+                may_pull && matches!(pulls.ended(&from, layer.key()).await, Some(Ok(())))
+            };
+            if !(is_known().await || pulled().await || is_known().await) {
+                tracing::debug!(layer = %layer.digest(), "containerd unpacks it");
+                return false;
+            }
+        }
+        true
     }
 
     /// Returns one layer of an ordinary image, by its digest as stored, if it can be shown without

@@ -1,6 +1,6 @@
 //! Mounts of ordinary images, and of their layers.
 
-use std::{io, path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 use lazuli_image::Digest;
@@ -10,10 +10,7 @@ use lazuli_registry::{ImageName, IndexTrust, Manifest};
 use super::{toc_layer::layer_by_toc, vouched::Vouched};
 use crate::{
     daemon::{DaemonError, admission::pins::Pin, api::MountRequest, node::Node},
-    image::{
-        ImageError, StoredImage,
-        from_indexes::{Prefix, PrefixError},
-    },
+    image::StoredImage,
 };
 
 /// A mounted image: the image made by this node, its admission, the manifest of the ordinary image,
@@ -22,7 +19,7 @@ type Shown = (StoredImage, Verified, Arc<Manifest>, Pin);
 
 /// Layers of an ordinary image that are shown together.
 #[derive(Clone, Copy, Debug)]
-enum Part {
+pub(super) enum Part {
     /// This many, from the lowest on.
     Lowest(u32),
     /// The one with this digest.
@@ -131,34 +128,10 @@ impl Node {
             }
         };
         let known = known.filter(|known| known.len() == count);
-        let mut known = known.ok_or_else(|| DaemonError::NotVouched { image: name.to_string() })?;
-        let (images, manifest) = (self.root.join("images"), image.manifest.clone());
-        let unusable = |source: Box<PrefixError>| DaemonError::Prefix {
-            image: name.to_string(),
-            source: source.into(),
-        };
-        let make = move || match part {
-            Part::Lowest(_) => Prefix::new(&manifest, known),
-            Part::One(_) => Prefix::one(&manifest, known.swap_remove(0)),
-        };
-        let prefix = blocking(make).await.map_err(unusable)?;
-        let pin = self.admission.pins.pin(&images, prefix.digest);
-        let config = image.config.clone();
-        let stored = blocking(move || prefix.store(&images, &config)).await;
-        let mut stored = stored.map_err(unusable)?;
+        let known = known.ok_or_else(|| DaemonError::NotVouched { image: name.to_string() })?;
+        let (mut stored, pin) = self.image_of_layers(&image, part, known).await?;
         stored.guess = vouched.guess;
         let verified = verified.of_index(stored.manifest_digest);
         Ok((stored, verified, image.manifest.clone(), pin))
     }
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, PrefixError> + Send + 'static,
-) -> Result<T, Box<PrefixError>> {
-    let done = tokio::task::spawn_blocking(work).await;
-    let ended = |panic| {
-        let (path, source) = (PathBuf::from("indexes"), io::Error::other(panic));
-        Err(ImageError::Io { path, source }.into())
-    };
-    done.unwrap_or_else(ended).map_err(Box::new)
 }

@@ -19,6 +19,7 @@
 //!         ├─ publish         for other nodes
 //!         │  └─ layer_content
 //!         └─ lower_layers    mounts for containerd
+//!            └─ made         images of layers
 //! toc_layer                  layers by their tables of contents
 //! restore_layer              layers that have become complete
 //! whole_file                 files of artifacts that have become complete
@@ -36,6 +37,7 @@ mod known_parts;
 mod layer_content;
 pub(super) mod layers;
 mod lower_layers;
+mod made;
 mod publish;
 mod pull;
 pub(super) mod pull_progress;

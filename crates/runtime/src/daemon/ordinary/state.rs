@@ -14,7 +14,9 @@ use lazuli_policy::{Gate, LayerDigests, SignedIndex};
 use lazuli_registry::{ImageName, Manifest, Options};
 use tokio::sync::OnceCell;
 
-use super::{access::Access, claimed_layer::ClaimedLayer, pulls::Pulls, store::IndexStore};
+use super::{
+    access::Access, claimed_layer::ClaimedLayer, made::Made, pulls::Pulls, store::IndexStore,
+};
 use crate::{cache::Cache, daemon::admission::logins::Lent, sync::lock};
 
 /// Images of which configuration and statements are remembered: containerd asks for one layer after
@@ -53,6 +55,7 @@ pub(in crate::daemon) struct Ordinaries {
     pub(super) settings: IndexSettings,
     pub(super) waiting: Waiting,
     pub(super) unknown: Unknown,
+    pub(super) made: Made,
 }
 
 impl Ordinaries {
@@ -68,8 +71,20 @@ impl Ordinaries {
     ) -> io::Result<Self> {
         let store = Arc::new(IndexStore::open(root, bundle)?);
         cache.evict_extra_files(store.clone());
-        let (recent, pulls, waiting, unknown) = Default::default();
-        Ok(Ordinaries { gate, registry, cache, store, recent, pulls, settings, waiting, unknown })
+        let (recent, pulls, waiting) = Default::default();
+        let (unknown, made) = Default::default();
+        Ok(Ordinaries {
+            gate,
+            registry,
+            cache,
+            store,
+            recent,
+            pulls,
+            settings,
+            waiting,
+            unknown,
+            made,
+        })
     }
 
     /// The image with this manifest, as `asked` for, if it is remembered.

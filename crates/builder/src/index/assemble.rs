@@ -36,6 +36,9 @@ pub struct KnownLayer {
     pub index: Vec<u8>,
 }
 
+/// Maximum number of threads that make the tree of an image.
+const THREADS: usize = 4;
+
 /// Makes the index of the image that consists of `layers`, lowest first: equal to that of
 /// [`super::index`] from the layers themselves. The tree comes from the skeletons only.
 ///
@@ -46,7 +49,7 @@ pub fn assemble(layers: Vec<KnownLayer>) -> Result<ImageIndex, BuildError> {
     check_forms(layers.iter().map(|layer| (layer.digest, layer.file.is_some())))?;
     let names = layers.iter().map(|layer| layer.digest.to_string()).collect();
     let memory = share();
-    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     // There are fewer layers than 256.
     let read = |number, layer| read(layer, number as u8, &memory);
     join(in_parallel(layers, threads, &read)?, names)

@@ -14,6 +14,9 @@ use super::layer::ChunkSink;
 /// Pieces that wait for the thread.
 const WAITING: usize = 2;
 
+/// Chunks of a piece: those of files of a few bytes.
+const MOST: usize = 4096;
+
 /// Chunks that lie behind each other: small ones are not handed over one by one.
 struct Piece {
     bytes: Vec<u8>,
@@ -56,7 +59,8 @@ impl<'scope> BackgroundChunks<'scope> {
 
     /// The buffer for the next chunk, of `length` bytes.
     pub(super) fn next(&mut self, length: usize) -> &mut [u8] {
-        if self.piece.bytes.len() - self.piece.filled < length {
+        let is_full = self.piece.chunks.len() == MOST;
+        if is_full || self.piece.bytes.len() - self.piece.filled < length {
             self.hand_over();
         }
         let Piece { bytes, filled, .. } = &mut self.piece;

@@ -76,7 +76,7 @@ struct LocatedChunk {
 }
 
 /// Bytes that a chunk takes until the index is written.
-const LOCATED: u64 = (size_of::<LocatedChunk>() + size_of::<Digest>()) as u64;
+const LOCATED: u64 = (size_of::<LocatedChunk>() + size_of::<Digest>() + size_of::<Chunk>()) as u64;
 
 /// Takes the content of chunks, on a thread of its own: the place of each among the decoded bytes
 /// of the layer's blob, and its bytes.

@@ -195,16 +195,19 @@ fn in_parallel<L: Send, T: Send>(
     let done: Mutex<Vec<_>> = Mutex::new((0..count).map(|_| None).collect());
     let stop = AtomicBool::new(false);
     let next = || lock(&todo).next().filter(|_| !stop.load(Ordering::Relaxed));
-    thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, count.max(1)) {
-            scope.spawn(|| {
-                while let Some((number, layer)) = next() {
-                    let result = work(number, layer);
-                    stop.fetch_or(result.is_err(), Ordering::Relaxed);
-                    lock(&done)[number] = Some(result);
-                }
-            });
+    let work = || {
+        while let Some((number, layer)) = next() {
+            let result = work(number, layer);
+            stop.fetch_or(result.is_err(), Ordering::Relaxed);
+            lock(&done)[number] = Some(result);
         }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads.min(count) {
+            // What another thread does not do, this one does.
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
     });
     let done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
     // After a failure some were not begun.

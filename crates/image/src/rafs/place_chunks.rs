@@ -82,22 +82,28 @@ pub fn place_chunks(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed
     Ok(Placed { at: chunk_table.0, table, points })
 }
 
-/// The points of several tables, computed on all processors: windows have to be compressed.
+/// Maximum number of threads that compute points.
+const THREADS: usize = 4;
+
+/// The points of several tables, on several threads: windows have to be compressed.
 fn points_of(tables: &[(usize, &CiTable<'_>)]) -> Vec<(usize, Result<Points, String>)> {
-    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     let next = AtomicUsize::new(0);
+    let some = || {
+        let mut some = Vec::new();
+        while let Some((index, table)) = tables.get(next.fetch_add(1, Ordering::Relaxed)) {
+            some.push((*index, table.points()));
+        }
+        some
+    };
     let mut points = thread::scope(|scope| {
-        let some = || {
-            let mut some = Vec::new();
-            while let Some((index, table)) = tables.get(next.fetch_add(1, Ordering::Relaxed)) {
-                some.push((*index, table.points()));
-            }
-            some
-        };
-        let started: Vec<_> = (1..threads.min(tables.len())).map(|_| scope.spawn(some)).collect();
+        let others = 1..threads.min(tables.len());
+        // What another thread does not do, this one does.
+        let others = others.filter_map(|_| thread::Builder::new().spawn_scoped(scope, some).ok());
+        let others: Vec<_> = others.collect();
         let mut all = some();
-        for thread in started {
-            all.extend(thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        for other in others {
+            all.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
         }
         all
     });

@@ -224,6 +224,10 @@ impl Cache {
             }
         }
         drop(evicting);
+        // Those that are open until they are flushed.
+        for blob in self.open_blobs().iter().filter(|open| blobs.contains(&open.id())) {
+            blob.flush_at_once();
+        }
         !blobs.iter().any(|blob| self.has_files_of(blob))
     }
 

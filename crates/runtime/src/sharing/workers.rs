@@ -147,11 +147,15 @@ impl Workers {
         lock(&self.urgent).values().any(|last| last.elapsed() < STALLED)
     }
 
-    /// Waits until there is none, but not for longer than `longest`.
-    pub(crate) async fn after_urgent_fetches(&self, longest: Duration) {
+    /// Waits until there was none for the time `quiet`, but not for much longer than `longest`.
+    pub(crate) async fn after_urgent_fetches(&self, quiet: Duration, longest: Duration) {
         let begun = Instant::now();
-        while self.has_urgent_fetches() && begun.elapsed() < longest {
-            tokio::time::sleep(LOOK).await;
+        let mut last = Instant::now();
+        while last.elapsed() < quiet && begun.elapsed() < longest {
+            tokio::time::sleep(LOOK.min(quiet)).await;
+            if self.has_urgent_fetches() {
+                last = Instant::now();
+            }
         }
     }
 

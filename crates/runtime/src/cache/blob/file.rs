@@ -277,6 +277,13 @@ impl CachedBlob {
         }
     }
 
+    /// Has a flush that is scheduled begin.
+    pub(in crate::cache) fn flush_at_once(&self) {
+        if self.file.flushing.load(Ordering::Acquire) {
+            self.file.flush_now();
+        }
+    }
+
     /// Makes sure that a flush follows everything that is known now.
     pub(super) fn flush_soon(self: &Arc<Self>) {
         if self.file.flushing.swap(true, Ordering::AcqRel) {
@@ -286,10 +293,8 @@ impl CachedBlob {
         self.workers.runtime().spawn(async move {
             let mut pause = blob.settings.flush_after;
             loop {
-                let patience = async {
-                    tokio::time::sleep(pause).await;
-                    blob.workers.after_urgent_fetches(COURTESY).await;
-                };
+                let longest = pause.max(COURTESY);
+                let patience = blob.workers.after_urgent_fetches(pause, longest);
                 tokio::select! {
                     () = patience => {}
                     () = blob.file.flush_now.notified() => {}

@@ -7,9 +7,9 @@ use std::{
 
 use crate::sync::lock;
 
-/// Locks for fetches of metadata, by the image's name: a second fetch waits for the first and finds
-/// its result. The same image under another name does not wait, since its registry may be another
-/// one.
+/// Locks for fetches of metadata, by the image's name, and for what is made of them: a second one
+/// waits for the first and finds its result. The same image under another name does not wait, since
+/// its registry may be another one.
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct FetchLocks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
 

@@ -75,11 +75,15 @@ impl Images {
         }
         self.look_ahead(&image, &vouched, &repository, client).await;
         let shown = self.are_shown(&image.layers[..=at], &vouched, &repository, may_pull);
-        // Permission takes a round trip, for this layer and the ones above it.
+        // Permission takes a round trip, for this layer and the ones above it at once.
         let layers = image.layers[at..].iter().map(ClaimedLayer::digest);
         let asked = image.access.ask_ahead(&*repository, client, layers);
         let are_shown = match select(pin!(shown), pin!(asked)).await {
-            Either::Left((are_shown, _)) => are_shown,
+            Either::Left((false, _)) => false,
+            Either::Left((true, asked)) => {
+                asked.await;
+                true
+            }
             Either::Right(((), shown)) => shown.await,
         };
         if !are_shown {
@@ -100,8 +104,8 @@ impl Images {
         let count = u32::try_from(at + 1).ok();
         let is_lazy_image =
             is_whole && image.layers.iter().any(|layer| vouched.of(layer).is_some());
-        if is_whole && !is_lazy_image {
-            self.make_ahead(image);
+        if is_whole && !is_lazy_image && may_pull {
+            self.make_ahead(&image);
         }
         Ok(count.map(|count| CoveredLayers { count, is_lazy_image }))
     }

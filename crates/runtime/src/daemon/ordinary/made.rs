@@ -1,5 +1,5 @@
-//! Images that this node makes of layers: each once, and ahead of its mount if all of its layers
-//! were just pulled.
+//! Images that this node makes of layers: each once, and ahead of its mount if the node may pull
+//! layers for its client.
 
 use std::{
     collections::HashMap,
@@ -57,9 +57,13 @@ fn ingredients(manifest: &Digest, part: Part, layers: &[KnownLayer]) -> Digest {
 }
 
 impl Images {
-    /// Makes the image of all layers of an ordinary image that are proven, before it is mounted.
-    pub(super) fn make_ahead(&self, image: Arc<Ordinary>) {
-        let images = self.clone();
+    /// Makes the image of all layers of an ordinary image that are proven, before it is mounted,
+    /// unless that was begun before.
+    pub(super) fn make_ahead(&self, image: &Arc<Ordinary>) {
+        if image.made_ahead.set(()).is_err() {
+            return;
+        }
+        let (images, image) = (self.clone(), image.clone());
         tokio::spawn(async move {
             if let Err(error) = images.made_ahead(&image).await {
                 let error = error.for_people();
@@ -132,4 +136,38 @@ async fn blocking<T: Send + 'static>(
         Err(ImageError::Io { path, source }.into())
     };
     done.unwrap_or_else(ended).map_err(Box::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_of_other_layers_or_of_another_part_are_others() {
+        let digest = |text: &str| Algorithm::Sha256.digest(text.as_bytes());
+        let layer = |name: &str, file: Option<&str>, index: &[u8]| KnownLayer {
+            digest: digest(name),
+            stored_size: 10,
+            diff_id: digest("tar"),
+            file: file.map(str::to_owned),
+            index: index.to_vec(),
+        };
+        let plain = || vec![layer("a", None, b"index"), layer("b", None, b"")];
+        let made = |manifest: &str, part, layers: &[KnownLayer]| {
+            ingredients(&digest(manifest), part, layers)
+        };
+        let all = [
+            made("1", Part::Lowest(2), &plain()),
+            made("2", Part::Lowest(2), &plain()),
+            made("1", Part::Lowest(1), &plain()),
+            made("1", Part::One(digest("a")), &plain()),
+            made("1", Part::Lowest(2), &plain()[..1]),
+            made("1", Part::Lowest(2), &[layer("b", None, b""), layer("a", None, b"index")]),
+            made("1", Part::Lowest(2), &[layer("a", Some("f"), b"index"), layer("b", None, b"")]),
+            made("1", Part::Lowest(2), &[layer("a", None, b"indeX"), layer("b", None, b"")]),
+        ];
+        assert_eq!(made("1", Part::Lowest(2), &plain()), all[0]);
+        let different: std::collections::HashSet<_> = all.iter().collect();
+        assert_eq!(different.len(), all.len());
+    }
 }

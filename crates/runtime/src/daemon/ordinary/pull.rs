@@ -32,7 +32,9 @@ use super::{
     store::IndexStore,
     whole_layer::{self, LayerError},
 };
-use crate::{cache::Cache, image::from_indexes::blob_of, sync::lock};
+use crate::{
+    cache::Cache, image::from_indexes::blob_of, sharing::workers::UrgentFetch, sync::lock,
+};
 
 /// Stored bytes of one request.
 const PART: u64 = 2 << 20;
@@ -116,8 +118,9 @@ impl Pull {
             let layer = layer.clone();
             move || read(&cache, &store, &layer, &by, source)
         };
+        let urgent = self.cache.urgent_fetch();
         let indexing = tokio::task::spawn_blocking(read);
-        let fetched = self.send_parts(layer, held, spool, parts).await;
+        let fetched = self.send_parts(layer, held, spool, parts, &urgent).await;
         let indexed = indexing.await.unwrap_or(Err(LayerError::Ended));
         fetched?;
         indexed
@@ -130,8 +133,8 @@ impl Pull {
         held: u64,
         spool: &mut Option<Spool>,
         parts: mpsc::SyncSender<io::Result<Bytes>>,
+        urgent: &UrgentFetch<'_>,
     ) -> Result<(), RegistryError> {
-        let urgent = self.cache.urgent_fetch();
         let (digest, size) = (layer.digest(), layer.descriptor.size);
         let ranges = (held..size).step_by(PART as usize).map(|at| at..size.min(at + PART));
         let fetch = |range| part(self.repository.clone(), digest, size, range);

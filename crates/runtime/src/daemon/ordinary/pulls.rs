@@ -21,10 +21,12 @@ use tokio::{
 use super::whole_layer::LayerError;
 use crate::{cache::CachedBlob, sync::lock};
 
-/// Layers of one repository that are pulled at the same time, beside one: each takes a processor.
+/// Layers of one repository that are pulled at the same time, beside one: each takes a processor
+/// and more.
 const OF_REPOSITORY: usize = 2;
 
-/// Layers that the node pulls at the same time. Each holds up to 14 MiB of answers.
+/// Layers that the node pulls at the same time. Each holds up to 14 MiB of answers, and 5 MiB of
+/// chunks.
 const OF_NODE: usize = 8;
 
 /// Layers that are pulled beside another one of the same repository. The other slots of the node

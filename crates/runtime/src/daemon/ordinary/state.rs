@@ -122,13 +122,26 @@ pub(super) struct Ordinary {
     pub(super) published: OnceCell<()>,
     /// Set once its indexes and permissions were asked for.
     pub(super) looked_ahead: OnceCell<()>,
+    /// Set once it is being made.
+    pub(super) made_ahead: OnceCell<()>,
     pub(super) access: Access,
 }
 
 impl Ordinary {
     pub(super) fn new(asked: ImageName, manifest: Arc<Manifest>, config: Bytes) -> Self {
         let layers = ClaimedLayer::all_of(&manifest.parsed, &config);
-        let (signed, published, looked_ahead, access) = Default::default();
-        Ordinary { asked, manifest, config, layers, signed, published, looked_ahead, access }
+        let (signed, published, looked_ahead) = Default::default();
+        let (made_ahead, access) = Default::default();
+        Ordinary {
+            asked,
+            manifest,
+            config,
+            layers,
+            signed,
+            published,
+            looked_ahead,
+            made_ahead,
+            access,
+        }
     }
 }

@@ -9,7 +9,9 @@ use std::{
 
 use lazuli_image::{Algorithm, Decoded, Digest};
 
-use super::layer::ChunkSink;
+/// Takes the content of chunks, on a thread of its own: the place of each among the decoded bytes
+/// of the layer's blob, and its bytes.
+pub type ChunkSink<'a> = dyn FnMut(Decoded, &[u8]) -> io::Result<()> + Send + 'a;
 
 /// Pieces that wait for the thread.
 const WAITING: usize = 2;

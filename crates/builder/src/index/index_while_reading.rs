@@ -3,7 +3,8 @@
 use lazuli_image::{BlobIndex, Digest, rafs::WrittenIndex};
 
 use super::{
-    layer::{self, ChunkContent, ChunkSink, IndexLayer, Numbers},
+    background_chunks::ChunkSink,
+    layer::{self, ChunkContent, IndexLayer, Numbers},
     memory::share,
 };
 use crate::{error::BuildError, options::Options};

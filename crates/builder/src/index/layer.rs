@@ -14,7 +14,7 @@ use lazuli_image::{
 };
 
 use super::{
-    background_chunks::BackgroundChunks,
+    background_chunks::{BackgroundChunks, ChunkSink},
     gunzip::Mark,
     memory::Share,
     unpacked::{Place, Unpacked, Whole},
@@ -77,10 +77,6 @@ struct LocatedChunk {
 
 /// Bytes that a chunk takes until the index is written.
 const LOCATED: u64 = (size_of::<LocatedChunk>() + size_of::<Digest>() + size_of::<Chunk>()) as u64;
-
-/// Takes the content of chunks, on a thread of its own: the place of each among the decoded bytes
-/// of the layer's blob, and its bytes.
-pub type ChunkSink<'a> = dyn FnMut(Decoded, &[u8]) -> io::Result<()> + Send + 'a;
 
 /// A layer while it is read.
 struct Reader<'a, 'scope> {

@@ -39,9 +39,10 @@ use lazuli_image::{
 use self::layer::{ChunkContent, Indexed, Numbers};
 pub use self::{
     assemble::{KnownLayer, assemble, assemble_one},
+    background_chunks::ChunkSink,
     background_hash::BackgroundHash,
     index_while_reading::{IndexAndDiffId, index_while_reading},
-    layer::{ChunkSink, IndexLayer},
+    layer::IndexLayer,
     seekable::{LayerToc, SeekableImage, assemble_seekable, assemble_seekable_one},
     skeleton::{diff_id, tar_size},
 };

@@ -7,7 +7,7 @@ use lazuli_image::Digest;
 use lazuli_policy::Verified;
 use lazuli_registry::{ImageName, IndexTrust, Manifest};
 
-use super::{toc_layer::layer_by_toc, vouched::Vouched};
+use super::{made::Part, toc_layer::layer_by_toc, vouched::Vouched};
 use crate::{
     daemon::{DaemonError, admission::pins::Pin, api::MountRequest, node::Node},
     image::StoredImage,
@@ -16,15 +16,6 @@ use crate::{
 /// A mounted image: the image made by this node, its admission, the manifest of the ordinary image,
 /// and a pin on its files.
 type Shown = (StoredImage, Verified, Arc<Manifest>, Pin);
-
-/// Layers of an ordinary image that are shown together.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Part {
-    /// This many, from the lowest on.
-    Lowest(u32),
-    /// The one with this digest.
-    One(Digest),
-}
 
 impl Node {
     /// The lowest `count` layers of an ordinary image that containerd has, as an image, if all of

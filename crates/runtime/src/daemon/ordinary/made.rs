@@ -1,50 +1,45 @@
-//! Images that this node makes of layers: each once, and ahead of its mount if the node may pull
-//! layers for its client.
+//! Images of layers that were made lately.
 
-use std::{
-    collections::HashMap,
-    io,
-    path::PathBuf,
-    sync::{Arc, Mutex},
-};
+use std::{collections::HashMap, sync::Mutex};
 
-use futures_util::future::join_all;
 use lazuli_builder::index::KnownLayer;
 use lazuli_image::{Algorithm, Digest};
 
-use super::{lower_layers::Part, state::Ordinary, vouched::Vouched};
-use crate::{
-    daemon::{DaemonError, admission::pins::Pin, images::Images, node::Node},
-    image::{
-        ImageError, StoredImage,
-        from_indexes::{Prefix, PrefixError},
-    },
-    sync::lock,
-};
+use crate::sync::lock;
 
 /// Images of which it is remembered what they were made of: some 100 kB.
 const REMEMBERED: usize = 1024;
+
+/// Layers of an ordinary image that are shown together.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    /// This many, from the lowest on.
+    Lowest(u32),
+    /// The one with this digest.
+    One(Digest),
+}
 
 /// The digests of images that were made, by what they were made of.
 #[derive(Debug, Default)]
 pub(super) struct Made(Mutex<HashMap<Digest, Digest>>);
 
 impl Made {
-    fn of(&self, ingredients: &Digest) -> Option<Digest> {
-        lock(&self.0).get(ingredients).copied()
+    pub(super) fn of(&self, inputs: &Digest) -> Option<Digest> {
+        lock(&self.0).get(inputs).copied()
     }
 
-    fn note(&self, ingredients: Digest, image: Digest) {
+    pub(super) fn note(&self, inputs: Digest, image: Digest) {
         let mut made = lock(&self.0);
         if made.len() == REMEMBERED {
             made.clear();
         }
-        made.insert(ingredients, image);
+        made.insert(inputs, image);
     }
 }
 
-/// The digest of all that an image is made of.
-fn ingredients(manifest: &Digest, part: Part, layers: &[KnownLayer]) -> Digest {
+/// The digest of what an image is made of: `part` of the ordinary image with this manifest, and the
+/// `layers` of that.
+pub(super) fn inputs(manifest: &Digest, part: Part, layers: &[KnownLayer]) -> Digest {
     let mut hasher = Algorithm::Blake3.hasher();
     hasher.update(format!("{manifest} {part:?}").as_bytes());
     for KnownLayer { digest, stored_size, diff_id, file, index } in layers {
@@ -54,88 +49,6 @@ fn ingredients(manifest: &Digest, part: Part, layers: &[KnownLayer]) -> Digest {
         hasher.update(index);
     }
     hasher.finish()
-}
-
-impl Images {
-    /// Makes the image of all layers of an ordinary image that are proven, before it is mounted,
-    /// unless that was begun before.
-    pub(super) fn make_ahead(&self, image: &Arc<Ordinary>) {
-        if image.made_ahead.set(()).is_err() {
-            return;
-        }
-        let (images, image) = (self.clone(), image.clone());
-        tokio::spawn(async move {
-            if let Err(error) = images.made_ahead(&image).await {
-                let error = error.for_people();
-                tracing::debug!(image = %image.asked, error, "made when it is mounted");
-            }
-        });
-    }
-
-    async fn made_ahead(&self, image: &Ordinary) -> Result<(), DaemonError> {
-        let (ordinaries, nobody) = (&self.0.ordinaries, Vouched::default());
-        let known = image.layers.iter().map(|layer| ordinaries.known_layer(layer, &nobody));
-        let known: Option<Vec<_>> = join_all(known).await.into_iter().collect();
-        let Some((known, count)) = known.zip(u32::try_from(image.layers.len()).ok()) else {
-            return Ok(());
-        };
-        let (made, _) = self.0.image_of_layers(image, Part::Lowest(count), known).await?;
-        // Its removal may have found nothing.
-        if ordinaries.store.image(&image.manifest.digest).is_none() {
-            self.removed(made.manifest_digest).await;
-        }
-        Ok(())
-    }
-}
-
-impl Node {
-    /// The image that consists of these layers of an ordinary image, and a pin on its files.
-    pub(super) async fn image_of_layers(
-        &self,
-        image: &Ordinary,
-        part: Part,
-        layers: Vec<KnownLayer>,
-    ) -> Result<(StoredImage, Pin), DaemonError> {
-        let unusable = |source: Box<PrefixError>| DaemonError::Prefix {
-            image: image.asked.to_string(),
-            source: source.into(),
-        };
-        let (images, manifest) = (self.root.join("images"), image.manifest.clone());
-        let hash = move || Ok((ingredients(&manifest.digest, part, &layers), layers));
-        let (ingredients, mut layers) = blocking(hash).await.map_err(unusable)?;
-        let _once = self.admission.fetch_locks.lock(&format!("image of {ingredients}")).await;
-        if let Some(made) = self.ordinaries.made.of(&ingredients) {
-            let pin = self.admission.pins.pin(&images, made);
-            let images = images.clone();
-            // It may have been removed.
-            if let Ok(stored) = blocking(move || Prefix::open(&images, &made)).await {
-                return Ok((stored, pin));
-            }
-        }
-        let manifest = image.manifest.clone();
-        let make = move || match part {
-            Part::Lowest(_) => Prefix::new(&manifest, layers),
-            Part::One(_) => Prefix::one(&manifest, layers.swap_remove(0)),
-        };
-        let prefix = blocking(make).await.map_err(unusable)?;
-        let digest = prefix.digest;
-        let pin = self.admission.pins.pin(&images, digest);
-        let config = image.config.clone();
-        let stored = blocking(move || prefix.store(&images, &config)).await.map_err(unusable)?;
-        self.ordinaries.made.note(ingredients, digest);
-        Ok((stored, pin))
-    }
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, PrefixError> + Send + 'static,
-) -> Result<T, Box<PrefixError>> {
-    let done = tokio::task::spawn_blocking(work).await;
-    let ended = |panic| {
-        let (path, source) = (PathBuf::from("indexes"), io::Error::other(panic));
-        Err(ImageError::Io { path, source }.into())
-    };
-    done.unwrap_or_else(ended).map_err(Box::new)
 }
 
 #[cfg(test)]
@@ -153,9 +66,8 @@ mod tests {
             index: index.to_vec(),
         };
         let plain = || vec![layer("a", None, b"index"), layer("b", None, b"")];
-        let made = |manifest: &str, part, layers: &[KnownLayer]| {
-            ingredients(&digest(manifest), part, layers)
-        };
+        let made =
+            |manifest: &str, part, layers: &[KnownLayer]| inputs(&digest(manifest), part, layers);
         let all = [
             made("1", Part::Lowest(2), &plain()),
             made("2", Part::Lowest(2), &plain()),

@@ -19,7 +19,8 @@
 //!         ├─ publish         for other nodes
 //!         │  └─ layer_content
 //!         └─ lower_layers    mounts for containerd
-//!            └─ made         images of layers
+//!            └─ make         images of layers
+//!               └─ made
 //! toc_layer                  layers by their tables of contents
 //! restore_layer              layers that have become complete
 //! whole_file                 files of artifacts that have become complete
@@ -38,6 +39,7 @@ mod layer_content;
 pub(super) mod layers;
 mod lower_layers;
 mod made;
+mod make;
 mod publish;
 mod pull;
 pub(super) mod pull_progress;

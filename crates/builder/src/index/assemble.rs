@@ -1,14 +1,12 @@
 //! Makes the tree of an image, or of one of its layers, from indexes of layers, without the layers.
 
-use std::thread;
-
 use lazuli_image::{
     Algorithm, BlobIndex, ChunkRef, Digest,
     rafs::{ReadIndex, WrittenIndex},
 };
 
 use super::{
-    ImageIndex, check_forms, in_parallel, join,
+    ImageIndex, check_forms, join,
     layer::Indexed,
     memory::{Share, share},
     skeleton::Joined,
@@ -36,9 +34,6 @@ pub struct KnownLayer {
     pub index: Vec<u8>,
 }
 
-/// Maximum number of threads that make the tree of an image.
-const THREADS: usize = 4;
-
 /// Makes the index of the image that consists of `layers`, lowest first: equal to that of
 /// [`super::index`] from the layers themselves. The tree comes from the skeletons only.
 ///
@@ -48,11 +43,9 @@ const THREADS: usize = 4;
 pub fn assemble(layers: Vec<KnownLayer>) -> Result<ImageIndex, BuildError> {
     check_forms(layers.iter().map(|layer| (layer.digest, layer.file.is_some())))?;
     let names = layers.iter().map(|layer| layer.digest.to_string()).collect();
-    let memory = share();
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
-    // There are fewer layers than 256.
-    let read = |number, layer| read(layer, number as u8, &memory);
-    join(in_parallel(layers, threads, &read)?, names)
+    let mut memory = share();
+    let read = layers.into_iter().zip(0..).map(|(layer, number)| read(layer, number, &mut memory));
+    join(read.collect::<Result<_, _>>()?, names)
 }
 
 /// Makes the index of the image that has the tree of `layer` alone, as a lower directory of
@@ -63,7 +56,7 @@ pub fn assemble(layers: Vec<KnownLayer>) -> Result<ImageIndex, BuildError> {
 /// are those of lower layers, or other content that depends on these.
 pub fn assemble_one(layer: KnownLayer) -> Result<ImageIndex, BuildError> {
     let name = layer.digest.to_string();
-    let mut read = read(layer, 0, &share())?;
+    let mut read = read(layer, 0, &mut share())?;
     whiteout::to_overlayfs(&mut read.entries)
         .map_err(|problem| BuildError::Layer { layer: name.clone(), problem })?;
     join(vec![read], vec![name])
@@ -73,7 +66,7 @@ pub fn assemble_one(layer: KnownLayer) -> Result<ImageIndex, BuildError> {
 /// times as much when it is read.
 const ROW: u64 = 3;
 
-fn read(layer: KnownLayer, number: u8, memory: &Share<'_>) -> Result<Indexed, BuildError> {
+fn read(layer: KnownLayer, number: u8, memory: &mut Share<'_>) -> Result<Indexed, BuildError> {
     let KnownLayer { digest, stored_size, diff_id, file, index: bytes } = layer;
     memory.take(ROW * bytes.len() as u64)?;
     let index = ReadIndex::parse(&bytes, digest, stored_size)?;
@@ -108,7 +101,7 @@ fn entries(
     index: &ReadIndex,
     number: u8,
     stored_size: u64,
-    memory: &Share<'_>,
+    memory: &mut Share<'_>,
 ) -> Result<Vec<Entry>, ReadError> {
     let failed = |offset| {
         move |error: std::io::Error| SourceError::Archive { offset, problem: error.to_string() }
@@ -163,7 +156,7 @@ fn lone_entry(
     index: &ReadIndex,
     number: u8,
     stored_size: u64,
-    memory: &Share<'_>,
+    memory: &mut Share<'_>,
 ) -> Result<Vec<Entry>, ReadError> {
     let mut entry = lone_file(path, stored_size)?;
     let mut rows = index.starts.iter().zip(&index.record.blob.chunks);

@@ -95,7 +95,8 @@ struct Reader<'a, 'scope> {
 pub(super) enum ChunkContent<'a> {
     /// It stays in the layer. Content that the index cannot lead to is stored again here.
     Stays(&'a Scratch),
-    /// All of it is passed on, by a node: the chunks count in the memory of an image.
+    /// All of it is passed on, by a node: the chunks count in the memory of an image. The thread
+    /// that passes them on takes the sink.
     Taken(Option<&'a mut ChunkSink<'a>>, Share<'a>),
 }
 

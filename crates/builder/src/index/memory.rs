@@ -30,7 +30,7 @@ struct Memory(AtomicU64);
 pub(super) struct Share<'a> {
     memory: &'a Memory,
     limit: u64,
-    used: AtomicU64,
+    used: u64,
 }
 
 /// A share for an image that is made now.
@@ -40,36 +40,35 @@ pub(super) fn share() -> Share<'static> {
 
 impl Memory {
     fn share(&self) -> Share<'_> {
-        let limit = self.0.load(Ordering::Relaxed) / 2;
-        Share { memory: self, limit, used: AtomicU64::new(0) }
+        Share { memory: self, limit: self.0.load(Ordering::Relaxed) / 2, used: 0 }
     }
 }
 
 impl Share<'_> {
     /// Counts an entry.
-    pub(super) fn take_entry(&self, entry: &Entry) -> Result<(), BuildError> {
+    pub(super) fn take_entry(&mut self, entry: &Entry) -> Result<(), BuildError> {
         self.take(memory_of(entry))
     }
 
     /// Counts bytes.
-    pub(super) fn take(&self, bytes: u64) -> Result<(), BuildError> {
-        let used = self.used.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+    pub(super) fn take(&mut self, bytes: u64) -> Result<(), BuildError> {
+        let used = self.used.saturating_add(bytes);
         let take = |left: u64| left.checked_sub(bytes);
         let left = &self.memory.0;
         if used > self.limit
             || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err()
         {
-            self.used.fetch_sub(bytes, Ordering::Relaxed);
             let what = "bytes of names, attributes and chunks, beside what other images take";
             return Err(BuildError::TooMany { what, count: used, limit: self.limit });
         }
+        self.used = used;
         Ok(())
     }
 }
 
 impl Drop for Share<'_> {
     fn drop(&mut self) {
-        self.memory.0.fetch_add(*self.used.get_mut(), Ordering::Relaxed);
+        self.memory.0.fetch_add(self.used, Ordering::Relaxed);
     }
 }
 
@@ -95,14 +94,14 @@ mod tests {
     #[test]
     fn an_image_takes_half_of_what_others_leave_and_gives_it_back() {
         let memory = Memory(AtomicU64::new(1000));
-        let first = memory.share();
+        let mut first = memory.share();
         first.take(500).unwrap();
         assert!(first.take(1).is_err());
-        let second = memory.share();
+        let mut second = memory.share();
         assert!(second.take(251).is_err());
         second.take(250).unwrap();
         drop(first);
-        let third = memory.share();
+        let mut third = memory.share();
         assert!(third.take(376).is_err());
         third.take(375).unwrap();
         drop((second, third));
@@ -112,8 +111,8 @@ mod tests {
     #[test]
     fn shares_taken_at_once_end_at_the_whole() {
         let memory = Memory(AtomicU64::new(1000));
-        let shares: Vec<_> = (0..3).map(|_| memory.share()).collect();
-        let taken = shares.iter().filter_map(|share| share.take(400).ok()).count();
+        let mut shares: Vec<_> = (0..3).map(|_| memory.share()).collect();
+        let taken = shares.iter_mut().filter_map(|share| share.take(400).ok()).count();
         assert_eq!(taken, 2);
     }
 }

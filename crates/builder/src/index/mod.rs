@@ -164,51 +164,37 @@ fn join(read: Vec<Indexed>, names: Vec<String>) -> Result<ImageIndex, BuildError
     })
 }
 
-/// Reads all layers, several at a time.
+/// Reads all layers, several at a time. If several cannot be read, the lowest of them is reported.
 fn read_all(
     layers: Vec<IndexLayer>,
     scratch: &Scratch,
     threads: usize,
     progress: &dyn Progress,
-) -> Result<Vec<Indexed>, BuildError> {
-    let mut beside = (layers.len() as u8..).map(BlobIndex);
+) -> Result<Vec<layer::Indexed>, BuildError> {
+    let count = layers.len();
+    let mut beside = (count as u8..).map(BlobIndex);
     let numbered = layers.into_iter().zip((0..).map(BlobIndex)).map(|(layer, own)| {
         let beside = if layer.file.is_none() { beside.next().unwrap_or(own) } else { own };
         (Numbers { own, beside }, layer)
     });
-    in_parallel(numbered.collect(), threads, &|number, (numbers, layer)| {
-        let on_read = |bytes| progress.bytes_read(number, bytes);
-        let content = ChunkContent::Stays(scratch);
-        let read = layer::read(layer, numbers, Options::CHUNK_SIZE, content, &on_read);
-        progress.layer_done(number);
-        read
-    })
-}
-
-/// Does `work` on all layers, several at a time. If several fail, the error is the lowest one's.
-fn in_parallel<L: Send, T: Send>(
-    layers: Vec<L>,
-    threads: usize,
-    work: &(dyn Fn(usize, L) -> Result<T, BuildError> + Sync),
-) -> Result<Vec<T>, BuildError> {
-    let count = layers.len();
-    let todo = Mutex::new(layers.into_iter().enumerate());
+    let todo = Mutex::new(numbered.collect::<Vec<_>>().into_iter());
     let done: Mutex<Vec<_>> = Mutex::new((0..count).map(|_| None).collect());
     let stop = AtomicBool::new(false);
     let next = || lock(&todo).next().filter(|_| !stop.load(Ordering::Relaxed));
-    let work = || {
-        while let Some((number, layer)) = next() {
-            let result = work(number, layer);
-            stop.fetch_or(result.is_err(), Ordering::Relaxed);
-            lock(&done)[number] = Some(result);
-        }
-    };
     thread::scope(|scope| {
-        for _ in 1..threads.min(count) {
-            // What another thread does not do, this one does.
-            let _ = thread::Builder::new().spawn_scoped(scope, work);
+        for _ in 0..threads.clamp(1, count.max(1)) {
+            scope.spawn(|| {
+                while let Some((numbers, layer)) = next() {
+                    let number = usize::from(numbers.own.0);
+                    let on_read = |bytes| progress.bytes_read(number, bytes);
+                    let content = ChunkContent::Stays(scratch);
+                    let read = layer::read(layer, numbers, Options::CHUNK_SIZE, content, &on_read);
+                    stop.fetch_or(read.is_err(), Ordering::Relaxed);
+                    progress.layer_done(number);
+                    lock(&done)[number] = Some(read);
+                }
+            });
         }
-        work();
     });
     let done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
     // After a failure some were not begun.

@@ -5,12 +5,6 @@
 //! bootstrap arrives, the places are written into its chunk table, as they are in bootstraps with
 //! batches made here, and the decoder state for them goes into a table of points.
 
-use std::{
-    panic::resume_unwind,
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
-};
-
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
@@ -71,42 +65,15 @@ pub fn place_chunks(bytes: &[u8], cis: &[(BlobIndex, Vec<u8>)]) -> Result<Placed
         entry.file_offset = layout::in_unit(part).into();
         row.copy_from_slice(entry.as_bytes());
     }
-    let contexts = known.iter().enumerate().filter_map(|(index, ci)| Some((index, ci.as_ref()?)));
-    let contexts = contexts.filter(|(index, _)| tables.tails[*index].has_contexts());
     let mut points = Vec::new();
-    for (index, found) in points_of(&contexts.collect::<Vec<_>>()) {
-        let found = found.map_err(|problem| error(("CI table of blob", index).into(), problem))?;
-        // There are fewer blobs than 256.
-        points.push((BlobIndex(index as u8), found));
+    for (index, ci) in known.iter().enumerate() {
+        if let Some(ci) = ci.as_ref().filter(|_| tables.tails[index].has_contexts()) {
+            let found = ci.points();
+            let found =
+                found.map_err(|problem| error(("CI table of blob", index).into(), problem))?;
+            // There are fewer blobs than 256.
+            points.push((BlobIndex(index as u8), found));
+        }
     }
     Ok(Placed { at: chunk_table.0, table, points })
-}
-
-/// Maximum number of threads that compute points.
-const THREADS: usize = 4;
-
-/// The points of several tables, on several threads: windows have to be compressed.
-fn points_of(tables: &[(usize, &CiTable<'_>)]) -> Vec<(usize, Result<Points, String>)> {
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS);
-    let next = AtomicUsize::new(0);
-    let some = || {
-        let mut some = Vec::new();
-        while let Some((index, table)) = tables.get(next.fetch_add(1, Ordering::Relaxed)) {
-            some.push((*index, table.points()));
-        }
-        some
-    };
-    let mut points = thread::scope(|scope| {
-        let others = 1..threads.min(tables.len());
-        // What another thread does not do, this one does.
-        let others = others.filter_map(|_| thread::Builder::new().spawn_scoped(scope, some).ok());
-        let others: Vec<_> = others.collect();
-        let mut all = some();
-        for other in others {
-            all.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        }
-        all
-    });
-    points.sort_by_key(|(index, _)| *index);
-    points
 }

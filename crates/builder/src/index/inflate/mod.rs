@@ -81,7 +81,8 @@ fn copy<T: Element>(buffer: &mut [T], mut to: usize, distance: usize, count: usi
     // distance only, and the next one overwrites the rest.
     let step = distance.min(STEP);
     while to < end {
-        // Without a call: slices are copied by a function.
+        // Assigned as arrays: without link-time optimization, `copy_from_slice` is a call for each
+        // 16 bytes.
         let bytes: [T; STEP] = *buffer[from..].first_chunk().expect("it is before the next byte");
         *buffer[to..].first_chunk_mut().expect("there is slack") = bytes;
         (from, to) = (from + step, to + step);

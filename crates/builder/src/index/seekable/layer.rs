@@ -39,7 +39,7 @@ pub(super) struct Read {
 const PIECE: u64 = 256;
 
 /// Reads layer `number`.
-pub(super) fn read(toc: &LayerToc, number: u8, memory: &Share<'_>) -> Result<Read, BuildError> {
+pub(super) fn read(toc: &LayerToc, number: u8, memory: &mut Share<'_>) -> Result<Read, BuildError> {
     let LayerToc { layer, toc, end } = toc;
     let mut reader = Reader {
         number,
@@ -74,7 +74,7 @@ struct Reader<'a, 'm> {
     open: Option<File>,
     pieces: Pieces,
     landmark: Option<Stored>,
-    memory: &'a Share<'m>,
+    memory: &'a mut Share<'m>,
 }
 
 impl Reader<'_, '_> {

@@ -52,9 +52,9 @@ pub fn assemble_seekable(layers: &[LayerToc]) -> Result<SeekableImage, BuildErro
     if count > limit {
         return Err(BuildError::TooMany { what: "layers", count, limit });
     }
-    let memory = share();
+    let mut memory = share();
     let read = layers.iter().zip(0..).map(|(layer, number)| {
-        Ok((layer.layer.digest.to_string(), layer::read(layer, number, &memory)?))
+        Ok((layer.layer.digest.to_string(), layer::read(layer, number, &mut memory)?))
     });
     join(read.collect::<Result<_, BuildError>>()?)
 }
@@ -67,7 +67,7 @@ pub fn assemble_seekable(layers: &[LayerToc]) -> Result<SeekableImage, BuildErro
 /// and mode are those of lower layers, or other content that depends on these.
 pub fn assemble_seekable_one(layer: &LayerToc) -> Result<SeekableImage, BuildError> {
     let name = layer.layer.digest.to_string();
-    let mut read = layer::read(layer, 0, &share())?;
+    let mut read = layer::read(layer, 0, &mut share())?;
     whiteout::to_overlayfs(&mut read.entries)
         .map_err(|problem| BuildError::Layer { layer: name.clone(), problem })?;
     join(vec![(name, read)])

@@ -7,7 +7,7 @@ use lazuli_image::Digest;
 use lazuli_policy::Verified;
 use lazuli_registry::{ImageName, IndexTrust, Manifest};
 
-use super::{made::Part, toc_layer::layer_by_toc, vouched::Vouched};
+use super::{made_images::Part, toc_layer::layer_by_toc, vouched::Vouched};
 use crate::{
     daemon::{DaemonError, admission::pins::Pin, api::MountRequest, node::Node},
     image::StoredImage,

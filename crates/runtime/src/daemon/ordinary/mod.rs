@@ -19,8 +19,8 @@
 //!         ├─ publish         for other nodes
 //!         │  └─ layer_content
 //!         └─ lower_layers    mounts for containerd
-//!            └─ make         images of layers
-//!               └─ made
+//!            └─ make_image   one image of several layers
+//!               └─ made_images
 //! toc_layer                  layers by their tables of contents
 //! restore_layer              layers that have become complete
 //! whole_file                 files of artifacts that have become complete
@@ -38,8 +38,8 @@ mod known_parts;
 mod layer_content;
 pub(super) mod layers;
 mod lower_layers;
-mod made;
-mod make;
+mod made_images;
+mod make_image;
 mod publish;
 mod pull;
 pub(super) mod pull_progress;

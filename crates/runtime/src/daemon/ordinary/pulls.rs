@@ -21,8 +21,8 @@ use tokio::{
 use super::whole_layer::LayerError;
 use crate::{cache::CachedBlob, sync::lock};
 
-/// Layers of one repository that are pulled at the same time, beside one: each takes a processor
-/// and more.
+/// Layers of one repository that are pulled at the same time, beside one: each keeps one processor
+/// busy with decoding, and others in part.
 const OF_REPOSITORY: usize = 2;
 
 /// Layers that the node pulls at the same time. Each holds up to 14 MiB of answers, and 5 MiB of

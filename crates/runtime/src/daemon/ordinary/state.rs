@@ -15,7 +15,8 @@ use lazuli_registry::{ImageName, Manifest, Options};
 use tokio::sync::OnceCell;
 
 use super::{
-    access::Access, claimed_layer::ClaimedLayer, made::Made, pulls::Pulls, store::IndexStore,
+    access::Access, claimed_layer::ClaimedLayer, made_images::MadeImages, pulls::Pulls,
+    store::IndexStore,
 };
 use crate::{cache::Cache, daemon::admission::logins::Lent, sync::lock};
 
@@ -55,7 +56,7 @@ pub(in crate::daemon) struct Ordinaries {
     pub(super) settings: IndexSettings,
     pub(super) waiting: Waiting,
     pub(super) unknown: Unknown,
-    pub(super) made: Made,
+    pub(super) made: MadeImages,
 }
 
 impl Ordinaries {

@@ -21,9 +21,9 @@ pub(super) enum Part {
 
 /// The digests of images that were made, by what they were made of.
 #[derive(Debug, Default)]
-pub(super) struct Made(Mutex<HashMap<Digest, Digest>>);
+pub(super) struct MadeImages(Mutex<HashMap<Digest, Digest>>);
 
-impl Made {
+impl MadeImages {
     pub(super) fn of(&self, inputs: &Digest) -> Option<Digest> {
         lock(&self.0).get(inputs).copied()
     }

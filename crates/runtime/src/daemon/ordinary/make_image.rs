@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use lazuli_builder::index::KnownLayer;
 
 use super::{
-    made::{Part, inputs},
+    made_images::{Part, inputs},
     state::Ordinary,
     vouched::Vouched,
 };

@@ -160,6 +160,7 @@ impl DaemonImages {
             base: true,
             layers: image.layers,
             layer: None,
+            bootstrap: None,
             nosuid: false,
         })
     }

@@ -22,6 +22,7 @@ mod kubernetes;
 mod metrics;
 mod mirror;
 mod nydus_image;
+mod nydusd;
 mod path_context;
 mod progress;
 mod serve_convert;
@@ -70,9 +71,30 @@ pub(crate) struct Session {
     pub(crate) log: Option<String>,
 }
 
+impl Session {
+    /// # Errors
+    /// The configuration, which is `config_path` or the machine's own, is wrong, or `root` cannot
+    /// be the state directory.
+    pub(crate) fn new(
+        root: Option<PathBuf>,
+        config_path: Option<PathBuf>,
+        log: Option<String>,
+    ) -> Result<Self> {
+        let config = Config::load(config_path.as_deref())?;
+        let root = root.or_else(|| config.root.clone()).map_or_else(default_root, Ok)?;
+        let root = real_path(&root)?;
+        config.check_root(&root)?;
+        let config_path = config_path.map(std::path::absolute).transpose()?;
+        Ok(Session { root, config: Arc::new(config), config_path, log })
+    }
+}
+
 fn main() -> ExitCode {
     if nydus_image::is_called() {
         return nydus_image::main();
+    }
+    if nydusd::is_called() {
+        return nydusd::main();
     }
     let arguments = commands::verify_image::translated(std::env::args_os());
     let arguments = Arguments::parse_from(arguments);
@@ -84,19 +106,11 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
-    let config = Config::load(arguments.config.as_deref())?;
-    let level = arguments.log.as_deref().or(config.log.as_deref());
-    start_logging(level.unwrap_or(arguments.verb.default_log_level()))?;
-    let root = arguments.root.or_else(|| config.root.clone()).map_or_else(default_root, Ok)?;
-    let root = real_path(&root)?;
-    config.check_root(&root)?;
-    let session = Session {
-        root,
-        config: Arc::new(config),
-        config_path: arguments.config.map(std::path::absolute).transpose()?,
-        log: arguments.log,
-    };
-    arguments.verb.run(&session)
+    let Arguments { root, config, log, verb } = arguments;
+    let session = Session::new(root, config, log)?;
+    let level = session.log.as_deref().or(session.config.log.as_deref());
+    start_logging(level.unwrap_or(verb.default_log_level()))?;
+    verb.run(&session)
 }
 
 fn start_logging(level: &str) -> Result<()> {

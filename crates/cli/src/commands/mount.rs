@@ -118,6 +118,7 @@ pub(crate) fn request(
         base: false,
         layers: None,
         layer: None,
+        bootstrap: None,
         nosuid: suid == Suid::Ignore,
     })
 }

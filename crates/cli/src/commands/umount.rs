@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<()> {
     let mountpoint = real_path(&arguments.directory)?;
     match daemon::connect_if_needed(session)? {
-        Some(mut daemon) => daemon.call(&Request::Umount { mountpoint })?,
+        Some(mut daemon) => daemon.call(&Request::Umount { mountpoint, lazy: false })?,
         None => bail!("nothing is mounted: no daemon runs on {}", session.root.display()),
     };
     Ok(())

@@ -173,7 +173,7 @@ fn remove(root: &Path, directory: &Path, id: &str) -> Result<()> {
     if is_mount_point(&lower)
         && let Ok(mut daemon) = Client::connect(root)
     {
-        daemon.call(&Request::Umount { mountpoint: lower })?;
+        daemon.call(&Request::Umount { mountpoint: lower, lazy: false })?;
     }
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

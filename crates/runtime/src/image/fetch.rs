@@ -138,7 +138,7 @@ pub(super) async fn begin(
 
 /// A bootstrap that was checked, and the digest of the tar that it came in.
 pub(super) struct Unpacked {
-    bootstrap: Bootstrap<Map>,
+    pub(super) bootstrap: Bootstrap<Map>,
     reservation: Reservation,
     pub(super) diff_id: Digest,
 }
@@ -200,12 +200,20 @@ async fn fetch_bootstrap(
     fetched.requests += requests;
     let to = to.to_owned();
     let image = repository.describe();
-    let failed = |error| match error {
-        UnpackError::Format(source) => ImageError::Format { image: image.clone(), source },
-        source => ImageError::Unpack { image: image.clone(), source },
-    };
     let unpack = move || unpack::unpack(reader, &to);
-    let mut unpacked = blocking(unpack).await.map_err(failed)?;
+    let unpacked = blocking(unpack).await.map_err(|error| unusable(&image, error))?;
+    complete(repository, places, manifest, unpacked, fetched).await
+}
+
+/// Fetches the tables that did not come with the bootstrap, and checks all of it.
+pub(super) async fn complete(
+    repository: &dyn Pull,
+    places: &[Arc<dyn Pull>],
+    manifest: &Manifest,
+    mut unpacked: unpack::Unpacked,
+    fetched: &mut Fetched,
+) -> Result<Unpacked, ImageError> {
+    let image = repository.describe();
     let misplaced = |blob: Digest, place: &Arc<dyn Pull>, problem: String| {
         let (image, place) = (repository.describe(), place.describe());
         ImageError::Misplaced { image, blob, place, problem }
@@ -236,7 +244,7 @@ async fn fetch_bootstrap(
         (error @ (UnpackError::Format(_) | UnpackError::Meta { .. }), Some((_, blob, place))) => {
             misplaced(*blob, place, error.to_string())
         }
-        (error, _) => failed(error),
+        (error, _) => unusable(&image, error),
     });
     let unpacked = opened?;
     for (index, id, place) in unproven {
@@ -246,4 +254,13 @@ async fn fetch_bootstrap(
         read.proof.map_err(|problem| misplaced(id, &place, problem))?;
     }
     Ok(unpacked)
+}
+
+/// The error of the image named `image` for that of its bootstrap.
+pub(super) fn unusable(image: &str, error: UnpackError) -> ImageError {
+    let image = image.to_owned();
+    match error {
+        UnpackError::Format(source) => ImageError::Format { image, source },
+        source => ImageError::Unpack { image, source },
+    }
 }

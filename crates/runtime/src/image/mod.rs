@@ -23,6 +23,7 @@ mod error;
 mod fetch;
 mod fetched;
 mod files;
+mod from_bootstrap;
 pub(crate) mod from_indexes;
 mod point_files;
 pub(crate) mod removed;
@@ -66,7 +67,9 @@ use self::{
 pub use self::{
     directory::bootstrap_path, error::ImageError, fetched::Fetched, unpack::UnpackError,
 };
-pub(crate) use self::{files::files_with, seekable::lone_layer, walk::walk};
+pub(crate) use self::{
+    files::files_with, from_bootstrap::BootstrapFile, seekable::lone_layer, walk::walk,
+};
 
 /// An image whose metadata is on this node.
 #[derive(Debug)]

@@ -78,6 +78,17 @@ impl Admission {
         let question = Question::resolved(&asked, manifest_descriptor(digest), &options);
         Ok(self.gate.admit(question).await?)
     }
+
+    /// Finds out whether a bootstrap with this digest may run that came without a manifest.
+    pub(in crate::daemon) async fn admit_bootstrap(
+        &self,
+        request: &MountRequest,
+        digest: Digest,
+    ) -> Result<Verified, DaemonError> {
+        let (asked, options) = (request.asked_name()?.pinned_to(digest), self.options(request));
+        let question = Question::resolved(&asked, manifest_descriptor(digest), &options);
+        Ok(self.gate.admit(question).await?)
+    }
 }
 
 impl Images {

@@ -12,6 +12,7 @@ mod status;
 use std::path::PathBuf;
 
 use lazuli_image::Digest;
+use lazuli_registry::Login;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
@@ -32,10 +33,23 @@ pub enum Request {
     Ping,
     /// Mount an image.
     Mount(MountRequest),
+    /// Mount an image whose bootstrap the client has in a file, and answer [`Response::Done`], also
+    /// if it is mounted there already.
+    MountBootstrap {
+        /// The request, with a [`MountRequest::bootstrap`].
+        request: MountRequest,
+        /// What the registry wants to see; kept until the image is unmounted.
+        #[serde(default)]
+        login: Option<Login>,
+    },
     /// Take a mount away.
     Umount {
         /// An absolute path.
         mountpoint: PathBuf,
+        /// Also if it is in use, when open files are served until they are closed, and if there is
+        /// none.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        lazy: bool,
     },
     /// Report the mounts and the daemon's state.
     Status,
@@ -92,6 +106,9 @@ pub struct MountRequest {
     /// or by that of its table of contents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<Digest>,
+    /// The image's bootstrap, an absolute path: `image` has no manifest to ask for, only blobs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap: Option<PathBuf>,
     /// Set-user-id programs and file capabilities of the image have no effect.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub nosuid: bool,
@@ -99,7 +116,7 @@ pub struct MountRequest {
 
 impl MountRequest {
     /// A request about `image` that names no mount point.
-    pub(in crate::daemon) fn of(image: String) -> Self {
+    pub fn of(image: String) -> Self {
         MountRequest {
             image,
             asked: None,
@@ -110,6 +127,7 @@ impl MountRequest {
             base: false,
             layers: None,
             layer: None,
+            bootstrap: None,
             nosuid: true,
         }
     }

@@ -111,8 +111,14 @@ impl Client {
     /// [`ClientError::NoIndex`].
     pub fn call(&mut self, request: &Request) -> Result<Response, ClientError> {
         let harmless = matches!(request, Request::Ping | Request::Status);
-        let repeatable =
-            matches!(request, Request::Prefetch(_) | Request::ScrubPlan | Request::Scrub { .. });
+        let repeatable = matches!(
+            request,
+            Request::Prefetch(_)
+                | Request::MountBootstrap { .. }
+                | Request::Umount { lazy: true, .. }
+                | Request::ScrubPlan
+                | Request::Scrub { .. }
+        );
         for _ in 0..REPEATS {
             match self.exchange(request) {
                 Ok(Response::Error { message, no_index }) => {

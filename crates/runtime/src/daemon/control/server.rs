@@ -104,8 +104,14 @@ async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>)
         let result = match request {
             Request::Ping => Ok(Response::Done),
             Request::Mount(request) => node.mount(request, cancelled).await.map(Response::Mounted),
-            Request::Umount { mountpoint } => {
+            Request::MountBootstrap { request, login } => {
+                node.mount_bootstrap(request, login, cancelled).await.map(done)
+            }
+            Request::Umount { mountpoint, lazy: false } => {
                 node.umount(&mountpoint, InUse::Refuse).await.map(done)
+            }
+            Request::Umount { mountpoint, lazy: true } => {
+                node.umount_for_good(&mountpoint).await.map(done)
             }
             Request::Status => node.status().await.map(Response::Status),
             Request::Prefetch(request) => node.prefetch(request).map(Response::Prefetch),

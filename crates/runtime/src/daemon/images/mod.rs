@@ -4,7 +4,7 @@
 mod expect;
 mod layers;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc};
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use lazuli_image::Digest;
@@ -14,7 +14,7 @@ use lazuli_sys::path_error::At as _;
 use super::{
     DaemonError,
     api::MountRequest,
-    mounts::mount::InUse,
+    mounts::mount::OTHERS,
     node::Node,
     status::{
         measurements::Measurements,
@@ -22,9 +22,6 @@ use super::{
         parts::{Explain, MirrorActivity},
     },
 };
-
-/// Pause before a mount point is tried again that another request works on.
-const OTHERS: Duration = Duration::from_millis(10);
 
 /// Questions to a registry at the same time.
 const PARALLEL: usize = 8;
@@ -153,17 +150,7 @@ impl Images {
         let Some(_request) = self.0.lifecycle.begin_request() else {
             return Err(DaemonError::Stopping);
         };
-        let unmounted = loop {
-            match self.0.umount(mountpoint, InUse::Detach).await {
-                Err(DaemonError::Taken { .. }) => tokio::time::sleep(OTHERS).await,
-                Err(DaemonError::NotMounted { .. }) => break Ok(()),
-                other => break other,
-            }
-        };
-        if unmounted.is_ok() {
-            self.0.admission.logins.remove(mountpoint);
-        }
-        unmounted
+        self.0.umount_for_good(mountpoint).await
     }
 
     /// The disk usage of the image mounted at a place. Data that images share is counted with one

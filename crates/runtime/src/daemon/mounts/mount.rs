@@ -1,6 +1,11 @@
 //! Mounts images, and takes mounts away.
 
-use std::{io, path::Path, sync::Arc, time::Instant};
+use std::{
+    io,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use lazuli_image::ext4;
 use lazuli_registry::{ImageName, IndexTrust, Platform};
@@ -24,6 +29,9 @@ use crate::{
     },
     prefetch::{Known, Metadata},
 };
+
+/// Pause before a mount point is tried again that another request works on.
+pub(in crate::daemon) const OTHERS: Duration = Duration::from_millis(10);
 
 /// How to handle a busy mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +86,13 @@ impl Node {
         let images = self.root.join("images");
         let remembering = self.remembering.start(images.clone(), self.cache.clone());
         let pull = async {
+            if let Some(bootstrap) = &request.bootstrap {
+                let made = self.of_bootstrap(&request, bootstrap, repository.clone()).await?;
+                let (stored, verified, fetched, pin) = made;
+                let digest = &stored.manifest_digest;
+                let known = self.prefetcher.look_up(&repository, digest, &[], None, Metadata::Here);
+                return Ok((stored, verified, fetched, known, pin));
+            }
             let preconnect = repository.request_policy().preconnect();
             let part = match (request.layers, request.layer) {
                 (Some(layers), _) => Some(self.prefix(&request, &name, layers).await?),
@@ -259,6 +274,25 @@ impl Node {
         self.mounts.free(mountpoint).await;
         tracing::info!(mountpoint = %mountpoint.display(), "unmounted");
         Ok(())
+    }
+
+    /// Takes a mount away, if there is one, and forgets its login. Users of a busy mount are served
+    /// until they are done.
+    pub(in crate::daemon) async fn umount_for_good(
+        &self,
+        mountpoint: &Path,
+    ) -> Result<(), DaemonError> {
+        let unmounted = loop {
+            match self.umount(mountpoint, InUse::Detach).await {
+                Err(DaemonError::Taken { .. }) => tokio::time::sleep(OTHERS).await,
+                Err(DaemonError::NotMounted { .. }) => break Ok(()),
+                other => break other,
+            }
+        };
+        if unmounted.is_ok() {
+            self.admission.logins.remove(mountpoint);
+        }
+        unmounted
     }
 }
 

@@ -132,6 +132,14 @@ impl MountTable {
         mounts.contains_key(mountpoint)
     }
 
+    /// The bootstrap that a client mounted at a place, if it did so.
+    pub(super) async fn bootstrap_at(&self, mountpoint: &Path) -> Option<PathBuf> {
+        match self.mounts.lock().await.get(mountpoint) {
+            Some(Slot::Mounted(mount)) => mount.record.request.bootstrap.clone(),
+            _ => None,
+        }
+    }
+
     /// The mounted images, by mount point.
     pub(in crate::daemon) async fn served(&self) -> Vec<(PathBuf, Arc<ServedImage>)> {
         let mounts = self.mounts.lock().await;

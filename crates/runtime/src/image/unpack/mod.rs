@@ -6,8 +6,8 @@ mod headers;
 mod meta;
 
 use std::{
-    fs,
-    io::{self, BufRead, BufReader, Read},
+    fs::{self, File},
+    io::{self, BufRead, BufReader, Read, Seek as _},
     path::{Path, PathBuf},
 };
 
@@ -52,6 +52,11 @@ pub(super) struct Unpacked {
 }
 
 impl Unpacked {
+    /// What the bootstrap says of its blobs.
+    pub(super) fn records(&self) -> Vec<BlobRecord> {
+        self.bootstrap.blob_records()
+    }
+
     /// Blobs whose chunks' places are only in CI tables, which did not come with the bootstrap.
     pub(super) fn wanted(&self) -> Vec<(BlobIndex, BlobRecord)> {
         let is_here = |blob: &BlobIndex| self.tables.iter().any(|(index, _)| index == blob);
@@ -60,7 +65,8 @@ impl Unpacked {
         wanted.map(|blob| (*blob, records[usize::from(blob.0)].clone())).collect()
     }
 
-    /// SHA-256 of the whole tar: the layer's DiffID in the image's configuration.
+    /// SHA-256 of the whole tar: the layer's DiffID in the image's configuration. Of a bootstrap
+    /// that came in none, its own.
     pub(super) fn diff_id(&self) -> Digest {
         self.diff_id
     }
@@ -115,6 +121,30 @@ pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Unpacked, UnpackErro
     let (bootstrap, reservation) =
         opened.ok_or(UnpackError::Missing)?.map_err(UnpackError::Format)?;
     Ok(Unpacked { path: to.to_owned(), bootstrap, reservation, tables, diff_id })
+}
+
+/// SHA-256 of a bootstrap in a file, which is read from its beginning.
+pub(super) fn sha256(file: &File) -> io::Result<Digest> {
+    let mut content = Hashed { inner: file, hasher: Algorithm::Sha256.hasher() };
+    content.inner.rewind()?;
+    io::copy(&mut content, &mut io::sink())?;
+    Ok(content.hasher.finish())
+}
+
+/// Copies a bootstrap that is in no layer to the new file `to`, and translates it from RAFS v5 if
+/// necessary.
+pub(super) fn copy(from: &File, to: &Path) -> Result<Unpacked, UnpackError> {
+    let size = from.metadata()?.len();
+    if size > BOOTSTRAP_LIMIT {
+        return Err(UnpackError::TooLarge(size));
+    }
+    let mut from = from;
+    from.rewind()?;
+    let mut content = Hashed { inner: from.take(size), hasher: Algorithm::Sha256.hasher() };
+    let file = FinishedFile::create(to, BufReader::with_capacity(PIECE, &mut content))?;
+    let (bootstrap, reservation) = open(file, to)?.map_err(UnpackError::Format)?;
+    let diff_id = content.hasher.finish();
+    Ok(Unpacked { path: to.to_owned(), bootstrap, reservation, tables: Vec::new(), diff_id })
 }
 
 type Opened = Result<(Bootstrap<Map>, Reservation), FormatError>;

@@ -1,0 +1,124 @@
+//! Images of which a client has the bootstrap, and no manifest: nydusd's clients unpack it from its
+//! layer, and hand over the file.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use lazuli_image::{
+    Algorithm, Digest,
+    oci::{BlobLayer, ImageConfig, LazyImage, Manifest, OciError, Platform},
+    rafs::BlobRecord,
+};
+use lazuli_registry::Pull;
+use lazuli_sys::path_error::At as _;
+
+use super::{
+    ImageError, StoredImage,
+    chunk_limit::Purpose,
+    directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, MANIFEST, Partial, write},
+    fetch::{complete, unusable},
+    fetched::Fetched,
+    unpack::{self, blocking},
+};
+
+/// A bootstrap in a file.
+#[derive(Debug)]
+pub(crate) struct BootstrapFile {
+    path: PathBuf,
+    file: File,
+    size: u64,
+    /// Its SHA-256, by which it is admitted.
+    pub(crate) digest: Digest,
+}
+
+impl BootstrapFile {
+    /// Reads the file to its end. Blocks.
+    pub(crate) fn open(path: &Path) -> Result<Self, ImageError> {
+        let file = File::open(path).at(path)?;
+        let metadata = file.metadata().at(path)?;
+        if !metadata.is_file() {
+            return Err(damaged(path, "a bootstrap is a regular file"));
+        }
+        let digest = unpack::sha256(&file).at(path)?;
+        Ok(BootstrapFile { path: path.to_owned(), file, size: metadata.len(), digest })
+    }
+
+    /// Copies the bootstrap, which was admitted, to `images`, and reads its tables.
+    pub(crate) async fn read(self, images: &Path) -> Result<ReadBootstrap, ImageError> {
+        let BootstrapFile { path, file, size, digest } = self;
+        let partial = Partial::create(images)?;
+        let to = partial.0.join(BOOTSTRAP);
+        let copied = blocking(move || unpack::copy(&file, &to)).await;
+        let copied = copied.map_err(|error| unusable(&path.display().to_string(), error))?;
+        if copied.diff_id() != digest {
+            return Err(damaged(&path, "it was changed while it was read; mount it again"));
+        }
+        let image = describe(&copied.records(), BlobLayer::new(digest, size));
+        let image = image.map_err(|error| damaged(&path, &error.to_string()))?;
+        Ok(ReadBootstrap { path, partial, copied, image })
+    }
+}
+
+/// A bootstrap whose tables were read.
+pub(crate) struct ReadBootstrap {
+    path: PathBuf,
+    partial: Partial,
+    copied: unpack::Unpacked,
+    image: LazyImage,
+}
+
+impl ReadBootstrap {
+    /// The digest of the manifest that the image has here.
+    pub(crate) fn manifest_digest(&self) -> Digest {
+        self.image.digest
+    }
+
+    /// Makes the image in `images`, unless it is there. Its blobs are in `repository`.
+    pub(crate) async fn store(
+        self,
+        repository: &Arc<dyn Pull>,
+        images: &Path,
+    ) -> Result<(StoredImage, Fetched), ImageError> {
+        let ReadBootstrap { path, partial, copied, image } = self;
+        let directory = images.join(image.digest.hex());
+        let mut fetched = Fetched::default();
+        if directory.exists() {
+            match StoredImage::open_for(&directory, Purpose::New) {
+                Ok(image) => return Ok((image, fetched)),
+                Err(error) => tracing::warn!(%error, "making the image's metadata again"),
+            }
+            fs::remove_dir_all(&directory).at(&directory)?;
+        }
+        let manifest = Manifest::parse(&image.manifest);
+        let manifest = manifest.map_err(|error| damaged(&path, &error.to_string()))?;
+        let places = repository.clone().places();
+        let completed = complete(&**repository, &places, &manifest, copied, &mut fetched).await?;
+        write(&partial.0, MANIFEST, &image.manifest)?;
+        write(&partial.0, CONFIG, &image.config)?;
+        let checksum = Algorithm::Blake3.digest(completed.bootstrap.bytes());
+        write(&partial.0, BOOTSTRAP_DIGEST, checksum.to_string().as_bytes())?;
+        partial.commit(&directory)?;
+        drop(completed);
+        Ok((StoredImage::open_for(&directory, Purpose::New)?, fetched))
+    }
+}
+
+/// The documents of the image; those in its registry are not known.
+fn describe(records: &[BlobRecord], bootstrap: BlobLayer) -> Result<LazyImage, OciError> {
+    let blob = |BlobRecord { blob, tail }: &BlobRecord| match tail.index {
+        // What leads into an unconverted layer is a blob of its own.
+        Some(index) => BlobLayer::new(index.digest, index.size),
+        None => BlobLayer::new(blob.id, blob.stored_size),
+    };
+    let blobs: Vec<_> = records.iter().map(blob).collect();
+    let (config, diff_id) = (ImageConfig::new(&Platform::host()), bootstrap.digest);
+    LazyImage::new(&config, &blobs, bootstrap, diff_id, BTreeMap::new())
+}
+
+fn damaged(path: &Path, problem: &str) -> ImageError {
+    ImageError::Damaged { path: path.to_owned(), problem: problem.to_owned() }
+}

@@ -34,6 +34,7 @@ mod mount;
 mod nodes;
 mod numbered;
 mod nydus_image;
+mod nydusd;
 mod p2p;
 mod policy;
 mod prefetch;

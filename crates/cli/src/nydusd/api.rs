@@ -195,13 +195,14 @@ struct Mount {
 
 fn instance(body: &[u8]) -> Result<Instance> {
     let Mount { fs_type, source, config } = serde_json::from_slice(body)?;
-    if fs_type != "rafs" {
-        return Err(anyhow!("`fs_type` is `{fs_type}`, expected `rafs`"));
-    }
     if !source.is_absolute() {
         return Err(anyhow!("`source` is {}, expected an absolute path", source.display()));
     }
-    Ok(Instance { source, config })
+    match &*fs_type {
+        "rafs" => Ok(Instance::Image { source, config }),
+        "passthrough_fs" => Ok(Instance::Directory { source }),
+        other => Err(anyhow!("`fs_type` is `{other}`, expected `rafs` or `passthrough_fs`")),
+    }
 }
 
 /// What follows the path of a request.

@@ -14,7 +14,8 @@ pub(super) fn daemon(service: &Service) -> Value {
         "id": service.identity.id,
         "version": {
             "package_ver": env!("CARGO_PKG_VERSION"),
-            "git_commit": "",
+            // What `--version` says as well.
+            "git_commit": env!("CARGO_PKG_VERSION"),
             "build_time": "",
             "profile": "lazuli",
             "rustc": "",

@@ -1,19 +1,19 @@
-//! The command under the name `nydusd`, which nydus-snapshotter starts to serve images. It answers
-//! upstream's API, and the node's daemon serves: all images of a node share one cache, and mounts
-//! outlive this process.
+//! The command under the name `nydusd`, which nydus-snapshotter and Kata Containers start to serve
+//! images. It answers upstream's API, and the node's daemon serves: all images of a node share one
+//! cache, and mounts outlive this process.
 //!
 //! ```text
 //! nydus-snapshotter ─▶ api ─▶ service ─▶ control socket of `lazuli daemon`
-//!        │                       │
-//!        └── supervisor ◀────────┘  the list of mounts, for a successor
+//!        │                     │    └──▶ guest, over vhost-user
+//!        └── supervisor ◀──────┘  the list of mounts, for a successor
 //! ```
 //!
-//! It has exactly the verbs and options that nydus-snapshotter passes; the command line refuses all
-//! others.
+//! It has exactly the verbs and options that these pass; the command line refuses all others.
 
 mod api;
 mod backend;
 mod documents;
+mod guest;
 mod service;
 mod supervisor;
 
@@ -29,9 +29,17 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
-use tokio::signal::unix::{SignalKind, signal};
+use lazuli_sys::limit::raise_descriptors;
+use tokio::{
+    runtime::Runtime,
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+};
 
-use self::service::{Identity, Instance, Phase, Service};
+use self::{
+    guest::{Scratch, Share, Socket},
+    service::{Identity, Instance, Phase, Service},
+};
 use crate::{Session, exit, path_context::PathContext as _, start_logging};
 
 /// Returns whether the command was called by upstream's name.
@@ -40,7 +48,7 @@ pub(crate) fn is_called() -> bool {
     name.as_deref().and_then(|name| Path::new(name).file_name()) == Some(OsStr::new("nydusd"))
 }
 
-/// Serve images for nydus-snapshotter as upstream's daemon does
+/// Serve images for nydus-snapshotter and Kata Containers as upstream's daemon does
 #[derive(Debug, Parser)]
 #[command(name = "nydusd", version = VERSION, max_term_width = 100)]
 struct Arguments {
@@ -51,13 +59,20 @@ struct Arguments {
     verb: Verb,
 }
 
-/// In upstream's format, for programs that parse it.
-const VERSION: &str = concat!("\nVersion: \tv", env!("CARGO_PKG_VERSION"), " (Lazuli)");
+/// In upstream's format, which nydus-snapshotter parses: it replaces processes of another commit.
+const VERSION: &str = concat!(
+    "\nVersion: \tv",
+    env!("CARGO_PKG_VERSION"),
+    " (Lazuli)\nGit Commit: \t",
+    env!("CARGO_PKG_VERSION")
+);
 
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Show images on this node
     Fuse(Fuse),
+    /// Show images and directories to a virtual machine
+    Virtiofs(Virtiofs),
 }
 
 #[derive(Debug, Args)]
@@ -65,9 +80,6 @@ struct Fuse {
     /// Where images appear: with --bootstrap its files, else a directory for each mount
     #[arg(long, value_name = "DIR")]
     mountpoint: PathBuf,
-    /// The socket of the API
-    #[arg(long, value_name = "SOCKET")]
-    apisock: PathBuf,
     /// A bootstrap to mount at once
     #[arg(long, value_name = "FILE", requires = "config")]
     bootstrap: Option<PathBuf>,
@@ -83,6 +95,26 @@ struct Fuse {
     /// Wait for the mounts of another process
     #[arg(long)]
     upgrade: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+struct Virtiofs {
+    /// The socket at which the machine's monitor connects
+    #[arg(long, value_name = "SOCKET")]
+    sock: PathBuf,
+    #[arg(long, hide = true)]
+    hybrid_mode: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// The socket of the API
+    #[arg(long, value_name = "SOCKET")]
+    apisock: PathBuf,
     /// What is logged
     #[arg(
         long,
@@ -113,38 +145,89 @@ struct Unused {
 }
 
 pub(crate) fn main() -> ExitCode {
-    let Arguments { root, verb: Verb::Fuse(arguments) } = Arguments::parse();
-    match run(root, &arguments) {
+    let Arguments { root, verb } = Arguments::parse();
+    let done = match &verb {
+        Verb::Fuse(arguments) => fuse(root, arguments),
+        Verb::Virtiofs(arguments) => virtiofs(root, arguments),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => exit::report(&error, 1),
     }
 }
 
-fn run(root: Option<PathBuf>, arguments: &Fuse) -> Result<()> {
-    if let Some(path) = &arguments.log_file {
+fn fuse(root: Option<PathBuf>, arguments: &Fuse) -> Result<()> {
+    let session = begin(root, &arguments.common)?;
+    let mountpoint = arguments.mountpoint.canonicalize();
+    let mountpoint = mountpoint.cannot("mount at", &arguments.mountpoint)?;
+    let socket = &arguments.common.apisock;
+    let identity = Identity { id: arguments.id.clone(), supervisor: arguments.supervisor.clone() };
+    let successor = arguments.upgrade || arguments.supervisor.is_some() && is_left(socket);
+    let phase = if successor { Phase::Init } else { Phase::Running };
+    let service = Arc::new(Service::new(session, mountpoint, None, identity, phase));
+    if let (Some(bootstrap), Some(path), false) =
+        (&arguments.bootstrap, &arguments.config, successor)
+    {
+        let (source, config) = (bootstrap.clone(), backend::read(path)?);
+        // Before the socket is there: clients give a mount more time to appear than to be ready.
+        service.mount("/", Instance::Image { source, config })?;
+    }
+    runtime(API_THREADS)?.block_on(serve(socket, service, std::future::pending()))
+}
+
+fn virtiofs(root: Option<PathBuf>, arguments: &Virtiofs) -> Result<()> {
+    let session = begin(root, &arguments.common)?;
+    // Files of guests are made with the modes that guests ask for.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    // Each file that a guest knows has a descriptor.
+    raise_descriptors().context("cannot raise the limit of descriptors")?;
+    let scratch = Scratch::claim(&session)?;
+    let identity = Identity { id: None, supervisor: None };
+    let (share, directory) = (Share::new(), scratch.directory.clone());
+    let service = Service::new(session, directory, Some(share.clone()), identity, Phase::Running);
+    let monitor = Socket::listen(&arguments.sock)?;
+    let runtime = runtime(GUEST_THREADS)?;
+    let pool = runtime.handle().clone();
+    let (tell, gone) = oneshot::channel();
+    std::thread::spawn(move || tell.send(monitor.serve(&share, pool)));
+    let service = Arc::new(service);
+    let ended = async {
+        match gone.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(error = format!("{error:#}"), "the guest has ended"),
+            Err(_) => tracing::error!("the guest's thread has failed"),
+        }
+    };
+    runtime.block_on(async {
+        serve(&arguments.common.apisock, service.clone(), ended).await?;
+        // Nobody takes a guest over.
+        unmount_all(service).await
+    })?;
+    // A thread may still wait for the monitor.
+    runtime.shutdown_background();
+    scratch.remove()
+}
+
+/// Requests of clients at a time.
+const API_THREADS: usize = 16;
+
+/// Requests of a guest at a time. Each waits for a registry at most.
+const GUEST_THREADS: usize = 64;
+
+fn runtime(blocking: usize) -> Result<Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    Ok(builder.worker_threads(2).max_blocking_threads(blocking).enable_all().build()?)
+}
+
+/// Sets the log up, and reads the configuration.
+fn begin(root: Option<PathBuf>, common: &Common) -> Result<Session> {
+    if let Some(path) = &common.log_file {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let file = file.cannot("write", path)?;
         rustix::stdio::dup2_stderr(file).cannot("log to", path)?;
     }
-    start_logging(&arguments.log_level)?;
-    let session = Session::new(root, None, None)?;
-    let mountpoint = arguments.mountpoint.canonicalize();
-    let mountpoint = mountpoint.cannot("mount at", &arguments.mountpoint)?;
-    let identity = Identity { id: arguments.id.clone(), supervisor: arguments.supervisor.clone() };
-    let successor =
-        arguments.upgrade || arguments.supervisor.is_some() && is_left(&arguments.apisock);
-    let phase = if successor { Phase::Init } else { Phase::Running };
-    let service = Arc::new(Service::new(session, mountpoint, identity, phase));
-    if let (Some(bootstrap), Some(path), false) =
-        (&arguments.bootstrap, &arguments.config, successor)
-    {
-        let config = backend::read(path)?;
-        // Before the socket is there: clients give a mount more time to appear than to be ready.
-        service.mount("/", Instance { source: bootstrap.clone(), config })?;
-    }
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime?.block_on(serve(&arguments.apisock, service))
+    start_logging(&common.log_level)?;
+    Session::new(root, None, None)
 }
 
 /// Returns whether a process that listened at `socket` died.
@@ -153,8 +236,12 @@ fn is_left(socket: &Path) -> bool {
     connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Serves until a client or a signal ends it. A client leaves the mounts to a successor.
-async fn serve(socket: &Path, service: Arc<Service>) -> Result<()> {
+/// Serves until a client, a signal or `ended` ends it. A client leaves the mounts to a successor.
+async fn serve(
+    socket: &Path,
+    service: Arc<Service>,
+    ended: impl Future<Output = ()>,
+) -> Result<()> {
     let listener = api::listen(socket).cannot("listen at", socket)?;
     let (mut terminate, mut interrupt) =
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -163,14 +250,16 @@ async fn serve(socket: &Path, service: Arc<Service>) -> Result<()> {
         () = api::serve(listener, service.clone()) => false,
         _ = terminate.recv() => true,
         _ = interrupt.recv() => true,
+        () = ended => true,
     };
     // Clients take a socket without a process for a death.
     std::fs::remove_file(socket).cannot("remove", socket)?;
-    if unmount {
-        let unmounted = tokio::task::spawn_blocking(move || service.unmount_all()).await;
-        unmounted.context("the clean-up ended early")??;
-    }
-    Ok(())
+    if unmount { unmount_all(service).await } else { Ok(()) }
+}
+
+async fn unmount_all(service: Arc<Service>) -> Result<()> {
+    let unmounted = tokio::task::spawn_blocking(move || service.unmount_all()).await;
+    unmounted.context("the clean-up ended early")?
 }
 
 #[cfg(test)]

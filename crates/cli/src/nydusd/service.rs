@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     backend::{self, Backend},
+    guest::{Changes, Share},
     supervisor,
 };
 use crate::{Session, daemon, path_context::PathContext as _};
@@ -29,13 +30,29 @@ pub(super) enum Phase {
     Running,
 }
 
-/// One image.
+/// What is shown at a place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Instance {
-    /// Its bootstrap.
-    pub(super) source: PathBuf,
-    /// Where its blobs are, see [`Backend`].
-    pub(super) config: String,
+#[serde(rename_all = "lowercase")]
+pub(super) enum Instance {
+    /// An image.
+    Image {
+        /// Its bootstrap.
+        source: PathBuf,
+        /// Where its blobs are, see [`Backend`].
+        config: String,
+    },
+    /// A directory of the host, for a guest.
+    Directory {
+        /// The directory.
+        source: PathBuf,
+    },
+}
+
+impl Instance {
+    fn source(&self) -> &Path {
+        let (Instance::Image { source, .. } | Instance::Directory { source }) = self;
+        source
+    }
 }
 
 /// What the process's supervisor calls it, and where that listens.
@@ -50,6 +67,8 @@ pub(super) struct Service {
     session: Session,
     /// The directory in which images appear.
     directory: PathBuf,
+    /// What a guest sees of it, if there is one.
+    guest: Option<Share>,
     pub(super) identity: Identity,
     held: Mutex<Held>,
 }
@@ -72,45 +91,76 @@ impl Service {
     pub(super) fn new(
         session: Session,
         directory: PathBuf,
+        guest: Option<Share>,
         identity: Identity,
         phase: Phase,
     ) -> Self {
         let held = Mutex::new(Held { phase, instances: BTreeMap::new() });
-        Service { session, directory, identity, held }
+        Service { session, directory, guest, identity, held }
     }
 
     pub(super) fn phase(&self) -> Phase {
         self.held().phase
     }
 
-    /// Mounts an image, unless it is mounted there. Blocks, as everything here.
+    /// Shows an image or a directory, unless it is shown there. Blocks, as everything here.
     pub(super) fn mount(&self, place: &str, instance: Instance) -> Result<()> {
         let directory = self.directory_of(place)?;
-        if let Some(other) = self.held().instances.get(place)
-            && other.source != instance.source
+        let before = self.held().instances.get(place).cloned();
+        if let Some(other) = &before
+            && other.source() != instance.source()
         {
-            bail!("{place} is mounted already, with bootstrap {}", other.source.display());
+            bail!("{} is mounted at {place} already", other.source().display());
         }
-        let source = std::path::absolute(&instance.source).cannot("find", &instance.source)?;
-        let Backend { image, plain_http, login } = Backend::parse(&instance.config)?;
-        fs::create_dir_all(&directory).cannot("create", &directory)?;
-        let request = MountRequest {
-            bootstrap: Some(source),
-            mountpoint: directory,
-            plain_http,
-            ..MountRequest::of(image)
+        let changes = match &instance {
+            Instance::Image { source, config } => {
+                self.mount_image(&directory, source, config)?;
+                Changes::Never
+            }
+            Instance::Directory { .. } => Changes::ByAnyone,
         };
-        daemon::connect(&self.session)?.call(&Request::MountBootstrap { request, login })?;
+        if before.is_none() {
+            match (&self.guest, &instance) {
+                (Some(guest), Instance::Image { .. }) => guest.show(place, &directory, changes)?,
+                (Some(guest), Instance::Directory { source }) => {
+                    guest.show(place, source, changes)?;
+                }
+                (None, Instance::Directory { .. }) => bail!(
+                    "directories are shown to guests only: `nydusd virtiofs`, not `nydusd fuse`"
+                ),
+                (None, Instance::Image { .. }) => {}
+            }
+        }
         self.held().instances.insert(place.to_owned(), instance);
         Ok(())
     }
 
-    /// Unmounts an image. Files of it that are open are served until they are closed.
+    fn mount_image(&self, directory: &Path, source: &Path, config: &str) -> Result<()> {
+        let source = std::path::absolute(source).cannot("find", source)?;
+        let Backend { image, plain_http, login } = Backend::parse(config)?;
+        fs::create_dir_all(directory).cannot("create", directory)?;
+        let request = MountRequest {
+            bootstrap: Some(source),
+            mountpoint: directory.to_owned(),
+            plain_http,
+            ..MountRequest::of(image)
+        };
+        daemon::connect(&self.session)?.call(&Request::MountBootstrap { request, login })?;
+        Ok(())
+    }
+
+    /// Hides an image or a directory. Files of it that are open are served until they are closed.
     pub(super) fn unmount(&self, place: &str) -> Result<()> {
-        if !self.held().instances.contains_key(place) {
-            bail!("nothing is mounted at {place}");
-        }
+        let instance = self.held().instances.get(place).cloned();
+        let instance = instance.with_context(|| format!("nothing is mounted at {place}"))?;
         let directory = self.directory_of(place)?;
+        if let Some(guest) = &self.guest {
+            guest.hide(place)?;
+        }
+        if let Instance::Directory { .. } = instance {
+            self.held().instances.remove(place);
+            return Ok(());
+        }
         let request = Request::Umount { mountpoint: directory.clone(), lazy: true };
         daemon::connect(&self.session)?.call(&request)?;
         self.held().instances.remove(place);
@@ -135,9 +185,11 @@ impl Service {
     /// Uses another login, as clients encode it, for an image.
     pub(super) fn set_login(&self, place: &str, auth: &str) -> Result<()> {
         let instance = self.held().instances.get(place).cloned();
-        let Instance { source, config } =
-            instance.with_context(|| format!("nothing is mounted at {place}"))?;
-        self.mount(place, Instance { source, config: backend::with_login(&config, auth)? })
+        let Some(Instance::Image { source, config }) = instance else {
+            bail!("no image is mounted at {place}");
+        };
+        let config = backend::with_login(&config, auth)?;
+        self.mount(place, Instance::Image { source, config })
     }
 
     /// Sends the list of mounts to the supervisor.

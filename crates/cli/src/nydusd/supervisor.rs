@@ -2,6 +2,7 @@
 //! replaced.
 
 use std::{
+    fs::File,
     io::{self, IoSlice, Read as _, Write as _},
     mem::MaybeUninit,
     os::{fd::AsFd as _, unix::net::UnixStream},
@@ -17,14 +18,17 @@ use crate::path_context::PathContext as _;
 /// More than the list of any node's mounts has, in bytes.
 const LIMIT: u64 = 64 << 20;
 
+const NOTHING: &str = "/dev/null";
+
 /// Time limit for the supervisor, which does nothing else meanwhile.
 const TIME: Duration = Duration::from_secs(10);
 
 /// Sends a document. The supervisor demands a descriptor with it: upstream's is that of the mount,
-/// which the node's daemon holds here. So it gets one of the connection.
+/// which the node's daemon holds here. So it gets one of nothing.
 pub(super) fn send(socket: &Path, document: &[u8]) -> Result<()> {
     let mut stream = connect(socket).cannot("connect to", socket)?;
-    let descriptors = [stream.as_fd()];
+    let nothing = File::open(NOTHING).cannot("open", NOTHING)?;
+    let descriptors = [nothing.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&descriptors));

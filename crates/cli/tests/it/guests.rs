@@ -1,8 +1,10 @@
-//! Virtual machines that mount an image from the disks of the driver `disks`: see `make test-vm`.
+//! Virtual machines that mount an image from the disks of the driver `disks`, or get its files over
+//! virtio-fs: see `make test-vm`.
 
 use std::{
     ffi::OsString,
     fs,
+    os::unix::{fs::PermissionsExt as _, net::UnixStream, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -10,10 +12,12 @@ use std::{
 };
 
 use lazuli_testkit::registry::{FakeRegistry, Fault};
+use serde_json::{Value, json};
 
 use crate::{
     disks::disks,
     lazuli::{Lazuli, corpus},
+    nydusd::{call, config, wait},
 };
 
 /// Longer than an emulated guest takes on the busiest machine.
@@ -22,21 +26,27 @@ const TIMEOUT: Duration = Duration::from_secs(900);
 /// An image in a registry, and its disks on this node.
 struct Host {
     lazuli: Lazuli,
-    _registry: FakeRegistry,
+    registry: FakeRegistry,
     image: String,
     at: PathBuf,
 }
 
 impl Host {
+    /// With the image's disks.
     fn new() -> Self {
+        let mut host = Self::without_disks();
+        host.at = host.lazuli.directory("disks");
+        host.lazuli.ok(["mount", &host.image, host.at.to_str().unwrap(), "--driver", "disks"]);
+        host
+    }
+
+    fn without_disks() -> Self {
         let (lazuli, registry) = (Lazuli::new(), FakeRegistry::start().unwrap());
         let image = format!("{}/redis:1", registry.host());
         let source = corpus("redis").expect("LAZULI_CORPUS names a directory with redis");
         lazuli.ok(["convert", &format!("oci:{}", source.display()), &image]);
         registry.fault("GET", "/blobs/", usize::MAX, Fault::Latency(Duration::from_millis(20)));
-        let at = lazuli.directory("disks");
-        lazuli.ok(["mount", &image, at.to_str().unwrap(), "--driver", "disks"]);
-        Host { lazuli, _registry: registry, image, at }
+        Host { lazuli, registry, image, at: PathBuf::new() }
     }
 
     /// The digest of everything in the image, by another driver.
@@ -49,6 +59,7 @@ impl Host {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
+    /// Bytes that arrived for the mount whose use is tested.
     fn fetched(&self) -> u64 {
         self.lazuli.mount_status(&self.at)["bytes_fetched"].as_u64().unwrap()
     }
@@ -179,4 +190,66 @@ fn two_guests_share_the_pages_of_the_host() {
         assert_eq!(tree, expected);
         assert!(cached << 10 < size / 20, "{cached} KiB of {size} bytes are in the guest's cache");
     }
+}
+
+/// As Kata Containers asks for it: an image and a directory of the host beside each other.
+#[test]
+#[ignore = "needs LAZULI_GUEST_KERNEL, see `make test-vm`"]
+fn an_image_and_a_directory_over_virtio_fs() {
+    let mut host = Host::without_disks();
+    let tree = host.tree();
+    let manifest = host.lazuli.mount_status(&host.lazuli.path("tree"))["manifest_digest"].clone();
+    let bootstrap = host.lazuli.root().join("images");
+    let bootstrap =
+        bootstrap.join(&manifest.as_str().unwrap()["sha256:".len()..]).join("bootstrap");
+    // What the tree has brought is forgotten.
+    host.lazuli.ok(["stop", "--force"]);
+    fs::remove_dir_all(host.lazuli.root().join("cache")).unwrap();
+    host.lazuli.ok(["mount", &host.image, host.lazuli.path("tree").to_str().unwrap()]);
+    host.lazuli.ok(["umount", host.lazuli.path("tree").to_str().unwrap()]);
+
+    let (api, monitor) = (host.lazuli.path("api.sock"), host.lazuli.path("virtiofs.sock"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lazuli"));
+    command.arg0("/usr/bin/nydusd").arg("--root").arg(host.lazuli.root());
+    command.args(["virtiofs", "--hybrid-mode", "--log-level", "info"]);
+    command.arg("--apisock").arg(&api).arg("--sock").arg(&monitor);
+    let mut nydusd = command.spawn().unwrap();
+    wait(|| UnixStream::connect(&api).is_ok());
+    assert_eq!(call(&api, "GET", "/api/v1/daemon", &Value::Null).1["state"], "RUNNING");
+    let directory = host.lazuli.directory("containers");
+    fs::write(directory.join("from-host"), "from the host").unwrap();
+    let config = config(&host.registry.host(), "redis", &json!({}));
+    for (place, body) in [
+        ("/containers", json!({ "fs_type": "passthrough_fs", "source": directory, "config": "" })),
+        ("/rafs/one/lowerdir", json!({ "fs_type": "rafs", "source": bootstrap, "config": config })),
+    ] {
+        let path = format!("/api/v1/mount?mountpoint={place}");
+        assert_eq!(call(&api, "POST", &path, &body), (204, Value::Null), "{place}");
+    }
+    let scratch = host.lazuli.root().join("guests").join(nydusd.id().to_string());
+    host.at = scratch.join("rafs/one/lowerdir");
+
+    let chardev = format!("socket,id=monitor,path={}", monitor.display());
+    let devices = [
+        "-object",
+        "memory-backend-memfd,id=memory,size=512M,share=on",
+        "-numa",
+        "node,memdev=memory",
+        "-chardev",
+        &chardev,
+        "-device",
+        "vhost-user-fs-pci,chardev=monitor,tag=lazuli",
+    ];
+    let guest = Guest::start(&host, "log", "files", &devices.map(str::to_owned));
+    kill_workers(&host, &guest, 6);
+    let (found, _) = guest.ends();
+    assert_eq!(found, tree);
+    // The guest copied one file, and made another one executable.
+    assert_eq!(fs::read_to_string(directory.join("copy")).unwrap(), "from the host");
+    let mode = fs::metadata(directory.join("made/new")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o751);
+    // It ends with its guest, and leaves nothing.
+    assert!(nydusd.wait().unwrap().success());
+    assert!(!scratch.exists() && !api.exists());
+    assert_eq!(host.lazuli.status()["mounts"], json!([]));
 }

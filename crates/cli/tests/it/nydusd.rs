@@ -2,7 +2,9 @@
 
 use std::{
     fs::{self, File},
-    io::{Read as _, Write as _},
+    io::{IoSliceMut, Read as _, Write as _},
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
     os::unix::{
         fs::FileExt as _,
         net::{UnixListener, UnixStream},
@@ -20,7 +22,10 @@ use lazuli_testkit::{
     listing, odd,
     registry::{FakeRegistry, Login},
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+    process::{Pid, Signal, kill_process},
+};
 use serde_json::{Value, json};
 
 use crate::{lazuli::Lazuli, reliability::forge::Forge};
@@ -55,29 +60,8 @@ impl Rig {
         Rig { lazuli, registry, bootstrap }
     }
 
-    /// What nydus-snapshotter writes for the image, with further fields of the registry.
     fn config(&self, more: &Value) -> String {
-        let mut registry = json!({
-            "readahead": false,
-            "host": self.registry.host(),
-            "repo": "some/image",
-            "scheme": "http",
-            "proxy": { "fallback": false },
-            "timeout": 5,
-        });
-        registry.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        json!({
-            "device": {
-                "id": "/1",
-                "backend": { "type": "registry", "config": registry },
-                "cache": { "type": "blobcache", "config": { "work_dir": "/cache" } },
-            },
-            "mode": "direct",
-            "digest_validate": false,
-            "enable_xattr": true,
-            "fs_prefetch": { "enable": true, "prefetch_all": true },
-        })
-        .to_string()
+        config(&self.registry.host(), "some/image", more)
     }
 
     /// Starts the command with these further arguments, and waits for its socket.
@@ -112,6 +96,31 @@ impl Rig {
     }
 }
 
+/// What nydus-snapshotter writes for an image, with further fields of its registry.
+pub(crate) fn config(host: &str, repository: &str, more: &Value) -> String {
+    let mut registry = json!({
+        "readahead": false,
+        "host": host,
+        "repo": repository,
+        "scheme": "http",
+        "proxy": { "fallback": false },
+        "timeout": 5,
+    });
+    registry.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    json!({
+        "device": {
+            "id": "/1",
+            "backend": { "type": "registry", "config": registry },
+            "cache": { "type": "blobcache", "config": { "work_dir": "/cache" } },
+        },
+        "mode": "direct",
+        "digest_validate": false,
+        "enable_xattr": true,
+        "fs_prefetch": { "enable": true, "prefetch_all": true },
+    })
+    .to_string()
+}
+
 struct Nydusd {
     child: Child,
     socket: PathBuf,
@@ -119,19 +128,9 @@ struct Nydusd {
 }
 
 impl Nydusd {
-    /// Status and body of an answer.
     #[track_caller]
     fn call(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let body = if body.is_null() { String::new() } else { body.to_string() };
-        let mut stream = UnixStream::connect(&self.socket).unwrap();
-        let length = body.len();
-        let head = format!("{method} {path} HTTP/1.1\r\nHost: unix\r\nConnection: close");
-        write!(stream, "{head}\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        (status, serde_json::from_str(body).unwrap_or_default())
+        call(&self.socket, method, path, body)
     }
 
     #[track_caller]
@@ -164,8 +163,23 @@ impl Drop for Nydusd {
     }
 }
 
+/// Status and body of an answer.
 #[track_caller]
-fn wait(mut done: impl FnMut() -> bool) {
+pub(crate) fn call(socket: &Path, method: &str, path: &str, body: &Value) -> (u16, Value) {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let length = body.len();
+    let head = format!("{method} {path} HTTP/1.1\r\nHost: unix\r\nConnection: close");
+    write!(stream, "{head}\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, serde_json::from_str(body).unwrap_or_default())
+}
+
+#[track_caller]
+pub(crate) fn wait(mut done: impl FnMut() -> bool) {
     let started = Instant::now();
     while !done() {
         assert!(started.elapsed() < Duration::from_secs(60), "waited in vain");
@@ -182,21 +196,40 @@ fn is_mounted(directory: &Path) -> bool {
 struct Supervisor {
     listener: UnixListener,
     kept: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
 }
 
 impl Supervisor {
     fn new(rig: &Rig) -> Self {
         let listener = UnixListener::bind(rig.lazuli.path("supervisor.sock")).unwrap();
-        Supervisor { listener, kept: Vec::new() }
+        Supervisor { listener, kept: Vec::new(), descriptors: Vec::new() }
     }
 
     fn receive_from(&mut self, nydusd: &Nydusd) {
-        self.kept = thread::scope(|scope| {
+        self.kept.clear();
+        thread::scope(|scope| {
             scope.spawn(|| nydusd.put("/api/v1/daemon/fuse/sendfd"));
-            let mut kept = Vec::new();
-            self.listener.accept().unwrap().0.read_to_end(&mut kept).unwrap();
-            kept
+            let stream = self.listener.accept().unwrap().0;
+            stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut buffer = [0; 4096];
+            // The descriptor stays open, while the connection has to end.
+            loop {
+                let mut parts = [IoSliceMut::new(&mut buffer)];
+                let flags = RecvFlags::CMSG_CLOEXEC;
+                let read = recvmsg(&stream, &mut parts, &mut control, flags).unwrap().bytes;
+                for message in control.drain() {
+                    let RecvAncillaryMessage::ScmRights(sent) = message else { continue };
+                    self.descriptors.extend(sent);
+                }
+                if read == 0 {
+                    break;
+                }
+                self.kept.extend(&buffer[..read]);
+            }
         });
+        assert!(!self.descriptors.is_empty() && !self.kept.is_empty());
     }
 
     fn send_to(&self, nydusd: &Nydusd) {
@@ -215,6 +248,13 @@ fn a_process_for_one_image_shows_it_until_it_is_ended() {
     let rig = Rig::new();
     let mut nydusd = rig.dedicated("api.sock", &[]);
     assert_eq!(nydusd.state(), "RUNNING");
+    // Another one would make the snapshotter replace the process.
+    let commit = &nydusd.get("/api/v1/daemon")["version"]["git_commit"];
+    let mut version = Command::new(env!("CARGO_BIN_EXE_lazuli"));
+    let said = version.arg0("nydusd").arg("--version").output().unwrap().stdout;
+    let said = String::from_utf8(said).unwrap();
+    let line = said.lines().find_map(|line| line.strip_prefix("Git Commit:"));
+    assert_eq!(line.map(str::trim), commit.as_str(), "{said}");
     assert_eq!(nydusd.get("/api/v1/metrics/blobcache")["data_all_ready"], false);
     rig.assert_shows(&nydusd.mountpoint);
     assert_eq!(nydusd.get("/api/v1/metrics/blobcache?id=/")["data_all_ready"], true);
@@ -269,7 +309,8 @@ fn what_is_not_supported_is_refused_by_name() {
     let config = rig.config(&json!({}));
     let source = &rig.bootstrap;
     for (place, body, expected) in [
-        ("/1", json!({ "fs_type": "passthrough_fs", "source": "/" }), "expected `rafs`"),
+        ("/1", json!({ "fs_type": "passthrough_fs", "source": "/" }), "to guests only"),
+        ("/1", json!({ "fs_type": "other", "source": "/" }), "expected `rafs` or"),
         ("/1", json!({ "fs_type": "rafs", "source": "/nowhere", "config": config }), "/nowhere"),
         ("/1", json!({ "fs_type": "rafs", "source": "/dev/null", "config": config }), "regular"),
         ("/1", json!({ "fs_type": "rafs", "source": "x", "config": config }), "an absolute path"),

@@ -403,6 +403,27 @@ fn a_login_is_used_for_the_image_and_can_be_changed() {
     assert_eq!(logins.read_dir().unwrap().count(), 0);
 }
 
+/// A client hands over a bootstrap without the name and the digest that signatures are about.
+#[test]
+fn a_policy_that_demands_signatures_refuses_every_image() {
+    if !require(Feature::Root) || !require(Feature::Fuse) {
+        return;
+    }
+    let rig = Rig::new();
+    rig.lazuli.ok(["stop"]);
+    fs::write(rig.lazuli.path("policy.toml"), "default = \"reject\"\n").unwrap();
+    let policy = rig.lazuli.path("policy.toml");
+    rig.lazuli.configure(&format!("policy = \"{}\"\n", policy.display()));
+    let first = rig.lazuli.directory("first");
+    let error = rig.lazuli.fails(["mount", "oci:layout:latest", first.to_str().unwrap()]);
+    assert!(error.contains("policy"), "{error}");
+    let nydusd = rig.start("api.sock", &[]);
+    let (status, answer) = rig.mount(&nydusd, "/1", &rig.config(&json!({})));
+    let message = answer["message"].as_str().unwrap();
+    assert!(status == 500 && message.contains("policy"), "{message}");
+    assert!(!is_mounted(&nydusd.mountpoint.join("1")));
+}
+
 #[test]
 fn a_bootstrap_of_version_5_shows_the_same_files() {
     if !require(Feature::Root) || !require(Feature::Fuse) {

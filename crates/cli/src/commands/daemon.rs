@@ -17,6 +17,8 @@ use lazuli_runtime::{
     kernel::loop_devices,
 };
 
+use rustix::{fs::Mode, process::umask};
+
 use crate::{Session, containerd, daemon as processes, exit, metrics, mirror};
 
 /// Run the node's daemon in the foreground
@@ -65,12 +67,18 @@ impl Arguments {
     }
 }
 
+/// The right to write of everyone but the owner.
+const OTHERS_WRITE: Mode = Mode::WGRP.union(Mode::WOTH);
+
 /// The new keeper's message when a takeover has succeeded.
 const SERVING: &str = "serving";
 
 pub(crate) fn run(session: &Session, arguments: &Arguments) -> Result<ExitCode> {
     // The kernel has called it `exe`, after the link in /proc that it was started by.
     let _ = fs::write("/proc/self/comm", "lazuli");
+    // Whoever started it, others may not write its files.
+    let inherited = umask(OTHERS_WRITE);
+    umask(inherited | OTHERS_WRITE);
     let root = &session.root;
     match arguments.role {
         Roles { takeover: true, .. } => take_over(session, arguments.readers())?,

@@ -30,14 +30,14 @@ use std::{
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
 use lazuli_sys::limit::raise_descriptors;
+use rustix::{fs::Mode, process::umask};
 use tokio::{
-    runtime::Runtime,
     signal::unix::{SignalKind, signal},
     sync::oneshot,
 };
 
 use self::{
-    guest::{Scratch, Share, Socket},
+    guest::{Scratch, Share, Socket, sweep},
     service::{Identity, Instance, Phase, Service},
 };
 use crate::{Session, exit, path_context::PathContext as _, start_logging};
@@ -172,52 +172,54 @@ fn fuse(root: Option<PathBuf>, arguments: &Fuse) -> Result<()> {
         // Before the socket is there: clients give a mount more time to appear than to be ready.
         service.mount("/", Instance::Image { source, config })?;
     }
-    runtime(API_THREADS)?.block_on(serve(socket, service, std::future::pending()))
+    serve(socket, service, std::future::pending(), AtExit::Leave)
 }
 
 fn virtiofs(root: Option<PathBuf>, arguments: &Virtiofs) -> Result<()> {
     let session = begin(root, &arguments.common)?;
-    // Files of guests are made with the modes that guests ask for.
-    rustix::process::umask(rustix::fs::Mode::empty());
     // Each file that a guest knows has a descriptor.
     raise_descriptors().context("cannot raise the limit of descriptors")?;
-    let scratch = Scratch::claim(&session)?;
-    let identity = Identity { id: None, supervisor: None };
-    let (share, directory) = (Share::new(), scratch.directory.clone());
-    let service = Service::new(session, directory, Some(share.clone()), identity, Phase::Running);
+    let scratch = Scratch::new(&session)?;
+    let served = show_to_guest(&session, &scratch.directory, arguments);
+    served.and(scratch.remove())
+}
+
+fn show_to_guest(session: &Session, directory: &Path, arguments: &Virtiofs) -> Result<()> {
+    let (share, identity) = (Share::new(), Identity { id: None, supervisor: None });
+    let (guest, directory) = (Some(share.clone()), directory.to_owned());
+    let service = Service::new(session.clone(), directory, guest, identity, Phase::Running);
     let monitor = Socket::listen(&arguments.sock)?;
-    let runtime = runtime(GUEST_THREADS)?;
-    let pool = runtime.handle().clone();
     let (tell, gone) = oneshot::channel();
-    std::thread::spawn(move || tell.send(monitor.serve(&share, pool)));
-    let service = Arc::new(service);
-    let ended = async {
+    std::thread::spawn(move || tell.send(monitor.serve(&share)));
+    let swept = session.clone();
+    let ended = async move {
+        tokio::task::spawn_blocking(move || {
+            // Files of the guest are made with the modes that it asks for.
+            umask(Mode::empty());
+            if let Err(error) = sweep(&swept) {
+                tracing::warn!(error = format!("{error:#}"), "what other processes left stays");
+            }
+        });
         match gone.await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::error!(error = format!("{error:#}"), "the guest has ended"),
             Err(_) => tracing::error!("the guest's thread has failed"),
         }
     };
-    runtime.block_on(async {
-        serve(&arguments.common.apisock, service.clone(), ended).await?;
-        // Nobody takes a guest over.
-        unmount_all(service).await
-    })?;
-    // A thread may still wait for the monitor.
-    runtime.shutdown_background();
-    scratch.remove()
+    // Nobody takes a guest over.
+    serve(&arguments.common.apisock, Arc::new(service), ended, AtExit::Unmount)
+}
+
+/// What becomes of the mounts when a client ends the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AtExit {
+    /// A successor has them.
+    Leave,
+    Unmount,
 }
 
 /// Requests of clients at a time.
-const API_THREADS: usize = 16;
-
-/// Requests of a guest at a time. Each waits for a registry at most.
-const GUEST_THREADS: usize = 64;
-
-fn runtime(blocking: usize) -> Result<Runtime> {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    Ok(builder.worker_threads(2).max_blocking_threads(blocking).enable_all().build()?)
-}
+const THREADS: usize = 16;
 
 /// Sets the log up, and reads the configuration.
 fn begin(root: Option<PathBuf>, common: &Common) -> Result<Session> {
@@ -236,30 +238,42 @@ fn is_left(socket: &Path) -> bool {
     connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Serves until a client, a signal or `ended` ends it. A client leaves the mounts to a successor.
-async fn serve(
+/// Serves until a client, a signal or `ended` ends it.
+fn serve(
     socket: &Path,
     service: Arc<Service>,
     ended: impl Future<Output = ()>,
+    at_exit: AtExit,
 ) -> Result<()> {
-    let listener = api::listen(socket).cannot("listen at", socket)?;
-    let (mut terminate, mut interrupt) =
-        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tracing::info!(socket = %socket.display(), "serving");
-    let unmount = tokio::select! {
-        () = api::serve(listener, service.clone()) => false,
-        _ = terminate.recv() => true,
-        _ = interrupt.recv() => true,
-        () = ended => true,
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let builder = builder.worker_threads(2).max_blocking_threads(THREADS).enable_all();
+    let runtime = builder.build()?;
+    let mounts = service.clone();
+    let unmount = runtime.block_on(async {
+        let listener = api::listen(socket).cannot("listen at", socket)?;
+        let (mut terminate, mut interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        tracing::info!(socket = %socket.display(), "serving");
+        let unmount = tokio::select! {
+            () = api::serve(listener, service) => at_exit == AtExit::Unmount,
+            _ = terminate.recv() => true,
+            _ = interrupt.recv() => true,
+            () = ended => true,
+        };
+        // Clients take a socket without a process for a death.
+        if let Err(error) = std::fs::remove_file(socket) {
+            tracing::warn!(socket = %socket.display(), %error, "it stays");
+        }
+        Ok::<_, anyhow::Error>(unmount)
+    });
+    let unmounted = match unmount {
+        // Here, and not on a thread of the runtime, which clients may keep busy.
+        Ok(true) => mounts.unmount_all(),
+        Ok(false) => Ok(()),
+        Err(error) => mounts.unmount_all().and(Err(error)),
     };
-    // Clients take a socket without a process for a death.
-    std::fs::remove_file(socket).cannot("remove", socket)?;
-    if unmount { unmount_all(service).await } else { Ok(()) }
-}
-
-async fn unmount_all(service: Arc<Service>) -> Result<()> {
-    let unmounted = tokio::task::spawn_blocking(move || service.unmount_all()).await;
-    unmounted.context("the clean-up ended early")?
+    runtime.shutdown_background();
+    unmounted
 }
 
 #[cfg(test)]

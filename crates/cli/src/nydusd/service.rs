@@ -1,10 +1,10 @@
 //! The mounts of one process, which the node's daemon makes.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
-    path::{Component, Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    path::{Path, PathBuf},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -71,6 +71,8 @@ pub(super) struct Service {
     guest: Option<Share>,
     pub(super) identity: Identity,
     held: Mutex<Held>,
+    /// Told when a place is free again.
+    freed: Condvar,
 }
 
 #[derive(Debug)]
@@ -78,6 +80,16 @@ struct Held {
     phase: Phase,
     /// By their place below the directory, as clients name it.
     instances: BTreeMap<String, Instance>,
+    /// Places that a request works on.
+    busy: BTreeSet<String>,
+    /// Nothing new is mounted any more.
+    closing: bool,
+}
+
+/// A place on which nobody else works as long as this lives.
+struct Turn<'a> {
+    service: &'a Service,
+    place: String,
 }
 
 /// What a successor gets.
@@ -95,8 +107,9 @@ impl Service {
         identity: Identity,
         phase: Phase,
     ) -> Self {
-        let held = Mutex::new(Held { phase, instances: BTreeMap::new() });
-        Service { session, directory, guest, identity, held }
+        let (instances, busy) = (BTreeMap::new(), BTreeSet::new());
+        let held = Mutex::new(Held { phase, instances, busy, closing: false });
+        Service { session, directory, guest, identity, held, freed: Condvar::new() }
     }
 
     pub(super) fn phase(&self) -> Phase {
@@ -105,30 +118,36 @@ impl Service {
 
     /// Shows an image or a directory, unless it is shown there. Blocks, as everything here.
     pub(super) fn mount(&self, place: &str, instance: Instance) -> Result<()> {
-        let directory = self.directory_of(place)?;
+        let turn = self.turn(place)?;
+        if self.held().closing {
+            bail!("this process is ending");
+        }
+        self.show(&turn.place, instance)
+    }
+
+    fn show(&self, place: &str, instance: Instance) -> Result<()> {
         let before = self.held().instances.get(place).cloned();
         if let Some(other) = &before
             && other.source() != instance.source()
         {
             bail!("{} is mounted at {place} already", other.source().display());
         }
-        let changes = match &instance {
-            Instance::Image { source, config } => {
+        let directory = self.directory_of(place);
+        match (&instance, &self.guest) {
+            (Instance::Image { source, config }, guest) => {
                 self.mount_image(&directory, source, config)?;
-                Changes::Never
-            }
-            Instance::Directory { .. } => Changes::ByAnyone,
-        };
-        if before.is_none() {
-            match (&self.guest, &instance) {
-                (Some(guest), Instance::Image { .. }) => guest.show(place, &directory, changes)?,
-                (Some(guest), Instance::Directory { source }) => {
-                    guest.show(place, source, changes)?;
+                if let Some(guest) = guest
+                    && let Err(error) = guest.show(place, &directory, Changes::Never)
+                {
+                    self.unmount_image(&directory)?;
+                    return Err(error);
                 }
-                (None, Instance::Directory { .. }) => bail!(
-                    "directories are shown to guests only: `nydusd virtiofs`, not `nydusd fuse`"
-                ),
-                (None, Instance::Image { .. }) => {}
+            }
+            (Instance::Directory { source }, Some(guest)) => {
+                guest.show(place, source, Changes::ByAnyone)?;
+            }
+            (Instance::Directory { .. }, None) => {
+                bail!("directories are shown to guests only: `nydusd virtiofs`, not `nydusd fuse`")
             }
         }
         self.held().instances.insert(place.to_owned(), instance);
@@ -149,23 +168,31 @@ impl Service {
         Ok(())
     }
 
-    /// Hides an image or a directory. Files of it that are open are served until they are closed.
+    /// Hides an image or a directory. On the node, files that are open are served until they are
+    /// closed.
     pub(super) fn unmount(&self, place: &str) -> Result<()> {
+        let turn = self.turn(place)?;
+        self.hide(&turn.place)
+    }
+
+    fn hide(&self, place: &str) -> Result<()> {
         let instance = self.held().instances.get(place).cloned();
         let instance = instance.with_context(|| format!("nothing is mounted at {place}"))?;
-        let directory = self.directory_of(place)?;
         if let Some(guest) = &self.guest {
             guest.hide(place)?;
         }
-        if let Instance::Directory { .. } = instance {
-            self.held().instances.remove(place);
-            return Ok(());
+        if let Instance::Image { .. } = instance {
+            self.unmount_image(&self.directory_of(place))?;
         }
-        let request = Request::Umount { mountpoint: directory.clone(), lazy: true };
-        daemon::connect(&self.session)?.call(&request)?;
         self.held().instances.remove(place);
+        Ok(())
+    }
+
+    fn unmount_image(&self, directory: &Path) -> Result<()> {
+        let request = Request::Umount { mountpoint: directory.to_owned(), lazy: true };
+        daemon::connect(&self.session)?.call(&request)?;
         if directory != self.directory {
-            match fs::remove_dir(&directory) {
+            match fs::remove_dir(directory) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     tracing::warn!(directory = %directory.display(), %error, "it stays");
                 }
@@ -175,8 +202,15 @@ impl Service {
         Ok(())
     }
 
+    /// Hides everything, for good.
     pub(super) fn unmount_all(&self) -> Result<()> {
-        let places: Vec<_> = self.held().instances.keys().cloned().collect();
+        let places: Vec<_> = {
+            let mut held = self.held();
+            held.closing = true;
+            let at_work = |held: &mut Held| !held.busy.is_empty();
+            let held = self.freed.wait_while(held, at_work);
+            held.unwrap_or_else(PoisonError::into_inner).instances.keys().cloned().collect()
+        };
         // All of them, whatever becomes of one.
         let unmounted: Vec<_> = places.iter().map(|place| self.unmount(place)).collect();
         unmounted.into_iter().collect()
@@ -184,12 +218,15 @@ impl Service {
 
     /// Uses another login, as clients encode it, for an image.
     pub(super) fn set_login(&self, place: &str, auth: &str) -> Result<()> {
-        let instance = self.held().instances.get(place).cloned();
+        let turn = self.turn(place)?;
+        let instance = self.held().instances.get(&turn.place).cloned();
         let Some(Instance::Image { source, config }) = instance else {
             bail!("no image is mounted at {place}");
         };
         let config = backend::with_login(&config, auth)?;
-        self.mount(place, Instance::Image { source, config })
+        self.mount_image(&self.directory_of(&turn.place), &source, &config)?;
+        self.held().instances.insert(turn.place.clone(), Instance::Image { source, config });
+        Ok(())
     }
 
     /// Sends the list of mounts to the supervisor.
@@ -208,8 +245,19 @@ impl Service {
         let handover = serde_json::from_slice(&document);
         let Handover { instances } =
             handover.context("the supervisor has another program's list")?;
+        let there = self.mounted()?;
         for (place, instance) in instances {
-            self.mount(&place, instance)?;
+            let turn = self.turn(&place)?;
+            // What is mounted may have a newer login than the list.
+            let shown = match there.contains(&self.directory_of(&turn.place)) {
+                true => Ok(()),
+                false => self.show(&turn.place, instance.clone()),
+            };
+            if let Err(error) = shown {
+                // The others are taken over all the same, and a client can take this one away.
+                tracing::error!(place, error = format!("{error:#}"), "it cannot be mounted again");
+            }
+            self.held().instances.insert(turn.place.clone(), instance);
         }
         self.held().phase = Phase::Ready;
         Ok(())
@@ -225,12 +273,22 @@ impl Service {
 
     /// The node's view of an image.
     pub(super) fn status(&self, place: &str) -> Result<MountStatus> {
-        let directory = self.directory_of(place)?;
-        let answer = daemon::connect(&self.session)?.call(&Request::Status)?;
-        let Response::Status(status) = answer else { bail!("the daemon is of another version") };
-        let mut mounts = status.mounts.into_iter();
+        let directory = self.directory_of(&normal(place)?);
+        let mut mounts = self.mounts()?.into_iter();
         let mount = mounts.find(|mount| mount.mountpoint == directory);
         mount.with_context(|| format!("nothing is mounted at {place}"))
+    }
+
+    /// Where the node's daemon has mounts.
+    fn mounted(&self) -> Result<BTreeSet<PathBuf>> {
+        Ok(self.mounts()?.into_iter().map(|mount| mount.mountpoint).collect())
+    }
+
+    fn mounts(&self) -> Result<Vec<MountStatus>> {
+        match daemon::connect(&self.session)?.call(&Request::Status)? {
+            Response::Status(status) => Ok(status.mounts),
+            _ => bail!("the daemon is of another version"),
+        }
     }
 
     fn supervisor(&self) -> Result<&Path> {
@@ -238,20 +296,59 @@ impl Service {
         socket.context("this process has no supervisor: it was started without --supervisor")
     }
 
-    /// The directory of a place, which clients name by an absolute path.
-    fn directory_of(&self, place: &str) -> Result<PathBuf> {
-        let Some(relative) = place.strip_prefix('/') else {
-            bail!("`{place}` is not a mount point, expected an absolute path");
-        };
-        let relative = Path::new(relative);
-        if !relative.components().all(|part| matches!(part, Component::Normal(_))) {
-            bail!("`{place}` is not a mount point, expected one without `.` and `..`");
-        }
+    /// Waits until nobody works on a place.
+    fn turn(&self, place: &str) -> Result<Turn<'_>> {
+        let place = normal(place)?;
+        let held = self.freed.wait_while(self.held(), |held| held.busy.contains(&place));
+        held.unwrap_or_else(PoisonError::into_inner).busy.insert(place.clone());
+        Ok(Turn { service: self, place })
+    }
+
+    /// The directory of a place.
+    fn directory_of(&self, place: &str) -> PathBuf {
         // Without a slash at the end.
-        Ok(self.directory.join(relative).components().collect())
+        self.directory.join(place.trim_start_matches('/')).components().collect()
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.service.held().busy.remove(&self.place);
+        self.service.freed.notify_all();
+    }
+}
+
+/// A place, which clients name by an absolute path, in the only spelling that counts here.
+fn normal(place: &str) -> Result<String> {
+    let Some(relative) = place.strip_prefix('/') else {
+        bail!("`{place}` is not a mount point, expected an absolute path");
+    };
+    let mut parts = Vec::new();
+    for part in relative.split('/').filter(|part| !part.is_empty()) {
+        if part == "." || part == ".." {
+            bail!("`{place}` is not a mount point, expected one without `.` and `..`");
+        }
+        parts.push(part);
+    }
+    Ok(format!("/{}", parts.join("/")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_has_one_spelling() {
+        for place in ["/a/b", "/a/b/", "//a//b"] {
+            assert_eq!(normal(place).unwrap(), "/a/b");
+        }
+        assert_eq!(normal("/").unwrap(), "/");
+        for place in ["", "a", "/a/../b", "/./a", "/.."] {
+            assert!(normal(place).is_err(), "{place}");
+        }
     }
 }

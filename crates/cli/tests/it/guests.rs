@@ -226,7 +226,8 @@ fn an_image_and_a_directory_over_virtio_fs() {
         let path = format!("/api/v1/mount?mountpoint={place}");
         assert_eq!(call(&api, "POST", &path, &body), (204, Value::Null), "{place}");
     }
-    let scratch = host.lazuli.root().join("guests").join(nydusd.id().to_string());
+    let guests = host.lazuli.root().join("guests");
+    let scratch = guests.read_dir().unwrap().next().unwrap().unwrap().path();
     host.at = scratch.join("rafs/one/lowerdir");
 
     let chardev = format!("socket,id=monitor,path={}", monitor.display());

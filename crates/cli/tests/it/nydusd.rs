@@ -28,7 +28,7 @@ use rustix::{
 };
 use serde_json::{Value, json};
 
-use crate::{lazuli::Lazuli, reliability::forge::Forge};
+use crate::{lazuli::Lazuli, policy::signer::Signer, reliability::forge::Forge};
 
 /// A node with a daemon, a registry with an image, and the image's bootstrap in a file.
 struct Rig {
@@ -374,6 +374,82 @@ fn a_successor_takes_the_mounts_over_and_readers_notice_nothing() {
     assert!(!is_mounted(&third.mountpoint));
 }
 
+/// The list of mounts is older than the login, and names one image that is gone.
+#[test]
+fn a_takeover_keeps_newer_logins_and_what_can_be_kept() {
+    if !require(Feature::Root) || !require(Feature::Fuse) {
+        return;
+    }
+    let rig = Rig::new();
+    let mut supervisor = Supervisor::new(&rig);
+    let supervised = ["--supervisor", "supervisor.sock", "--id", "one"];
+    let mut first = rig.start("api.sock", &supervised);
+    let auth = |secret: &str| json!({ "auth": BASE64_STANDARD.encode(format!("me:{secret}")) });
+    assert_eq!(rig.mount(&first, "/1", &rig.config(&auth("old"))), (204, Value::Null));
+    let gone = rig.lazuli.path("gone.boot");
+    fs::copy(&rig.bootstrap, &gone).unwrap();
+    let config = rig.config(&json!({}));
+    let body = json!({ "fs_type": "rafs", "source": gone, "config": config });
+    assert_eq!(first.call("POST", "/api/v1/mount?mountpoint=/2", &body), (204, Value::Null));
+    supervisor.receive_from(&first);
+    rig.registry.require(Login::Basic("me".into(), "new".into()));
+    let renewed = json!({ "registry_auth": auth("new")["auth"] });
+    assert_eq!(first.call("PUT", "/api/v1/config?id=/1", &renewed).0, 204);
+    first.signal(Signal::KILL);
+    rig.lazuli.ok(["umount", first.mountpoint.join("2").to_str().unwrap()]);
+    fs::remove_file(gone).unwrap();
+
+    let mut second = rig.start("api.sock", &supervised);
+    supervisor.send_to(&second);
+    second.put("/api/v1/daemon/start");
+    rig.assert_shows(&second.mountpoint.join("1"));
+    // Another repository's bootstrap is none of this mount's.
+    let config = config.replace("some/image", "other/image");
+    let (status, answer) = rig.mount(&second, "/1", &config);
+    assert_eq!(status, 500, "{answer}");
+    let unmount = |place: &str| {
+        second.call("DELETE", &format!("/api/v1/mount?mountpoint={place}"), &Value::Null)
+    };
+    assert_eq!(unmount("/2"), (204, Value::Null));
+    second.signal(Signal::TERM);
+    assert_eq!(rig.lazuli.status()["mounts"], json!([]));
+}
+
+/// Without a monitor, which the tests of guests have.
+#[test]
+fn what_a_process_for_a_guest_left_is_unmounted_by_the_next() {
+    if !require(Feature::Root) || !require(Feature::Fuse) {
+        return;
+    }
+    let rig = Rig::new();
+    let start = |name: &str| {
+        let (socket, monitor) = (rig.lazuli.path(name), rig.lazuli.path("monitor.sock"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lazuli"));
+        command.arg0("nydusd").arg("--root").arg(rig.lazuli.root()).arg("virtiofs");
+        let child = command.arg("--apisock").arg(&socket).arg("--sock").arg(monitor).spawn();
+        let nydusd = Nydusd { child: child.unwrap(), socket, mountpoint: PathBuf::new() };
+        wait(|| UnixStream::connect(&nydusd.socket).is_ok());
+        let config = rig.config(&json!({}));
+        assert_eq!(rig.mount(&nydusd, "/rafs/one/lowerdir", &config), (204, Value::Null));
+        let body = json!({ "fs_type": "passthrough_fs", "source": rig.lazuli.path("source") });
+        let containers = nydusd.call("POST", "/api/v1/mount?mountpoint=/containers", &body);
+        assert_eq!(containers, (204, Value::Null));
+        nydusd
+    };
+    let mounts = || rig.lazuli.status()["mounts"].as_array().unwrap().len();
+    let guests = || rig.lazuli.root().join("guests").read_dir().unwrap().count();
+    let mut first = start("first.sock");
+    let mut second = start("second.sock");
+    assert_eq!((mounts(), guests()), (2, 2));
+    first.signal(Signal::KILL);
+    let mut third = start("third.sock");
+    wait(|| (mounts(), guests()) == (2, 2));
+    for nydusd in [&mut second, &mut third] {
+        nydusd.signal(Signal::TERM);
+    }
+    assert_eq!((mounts(), guests()), (0, 0));
+}
+
 #[test]
 fn a_login_is_used_for_the_image_and_can_be_changed() {
     if !require(Feature::Root) || !require(Feature::Fuse) {
@@ -411,16 +487,17 @@ fn a_policy_that_demands_signatures_refuses_every_image() {
     }
     let rig = Rig::new();
     rig.lazuli.ok(["stop"]);
-    fs::write(rig.lazuli.path("policy.toml"), "default = \"reject\"\n").unwrap();
-    let policy = rig.lazuli.path("policy.toml");
+    let key = Signer::new(&rig.lazuli.path(""), "signer").public();
+    let policy = rig.lazuli.path("rules.toml");
+    fs::write(&policy, format!("[default]\nkeys = [\"{}\"]\n", key.display())).unwrap();
     rig.lazuli.configure(&format!("policy = \"{}\"\n", policy.display()));
     let first = rig.lazuli.directory("first");
     let error = rig.lazuli.fails(["mount", "oci:layout:latest", first.to_str().unwrap()]);
-    assert!(error.contains("policy"), "{error}");
+    assert!(error.contains("signature"), "{error}");
     let nydusd = rig.start("api.sock", &[]);
     let (status, answer) = rig.mount(&nydusd, "/1", &rig.config(&json!({})));
     let message = answer["message"].as_str().unwrap();
-    assert!(status == 500 && message.contains("policy"), "{message}");
+    assert!(status == 500 && message.contains("signature"), "{message}");
     assert!(!is_mounted(&nydusd.mountpoint.join("1")));
 }
 

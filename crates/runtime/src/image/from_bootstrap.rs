@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -15,6 +16,7 @@ use lazuli_image::{
 };
 use lazuli_registry::Pull;
 use lazuli_sys::path_error::At as _;
+use rustix::fs::{Mode, OFlags};
 
 use super::{
     ImageError, StoredImage,
@@ -22,7 +24,7 @@ use super::{
     directory::{BOOTSTRAP, BOOTSTRAP_DIGEST, CONFIG, MANIFEST, Partial, write},
     fetch::{complete, unusable},
     fetched::Fetched,
-    unpack::{self, blocking},
+    unpack::{self, BOOTSTRAP_LIMIT, UnpackError, blocking},
 };
 
 /// A bootstrap in a file.
@@ -38,13 +40,20 @@ pub(crate) struct BootstrapFile {
 impl BootstrapFile {
     /// Reads the file to its end. Blocks.
     pub(crate) fn open(path: &Path) -> Result<Self, ImageError> {
-        let file = File::open(path).at(path)?;
+        // The open of a pipe would wait for its other end.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from);
+        let file = File::from(file.at(path)?);
         let metadata = file.metadata().at(path)?;
         if !metadata.is_file() {
             return Err(damaged(path, "a bootstrap is a regular file"));
         }
-        let digest = unpack::sha256(&file).at(path)?;
-        Ok(BootstrapFile { path: path.to_owned(), file, size: metadata.len(), digest })
+        let size = metadata.len();
+        if size > BOOTSTRAP_LIMIT {
+            return Err(unusable(&path.display().to_string(), UnpackError::TooLarge(size)));
+        }
+        let digest = unpack::sha256(&file, size).at(path)?;
+        Ok(BootstrapFile { path: path.to_owned(), file, size, digest })
     }
 
     /// Copies the bootstrap, which was admitted, to `images`, and reads its tables.
@@ -52,11 +61,8 @@ impl BootstrapFile {
         let BootstrapFile { path, file, size, digest } = self;
         let partial = Partial::create(images)?;
         let to = partial.0.join(BOOTSTRAP);
-        let copied = blocking(move || unpack::copy(&file, &to)).await;
+        let copied = blocking(move || unpack::copy(&file, (size, digest), &to)).await;
         let copied = copied.map_err(|error| unusable(&path.display().to_string(), error))?;
-        if copied.diff_id() != digest {
-            return Err(damaged(&path, "it was changed while it was read; mount it again"));
-        }
         let image = describe(&copied.records(), BlobLayer::new(digest, size));
         let image = image.map_err(|error| damaged(&path, &error.to_string()))?;
         Ok(ReadBootstrap { path, partial, copied, image })
@@ -87,11 +93,14 @@ impl ReadBootstrap {
         let directory = images.join(image.digest.hex());
         let mut fetched = Fetched::default();
         if directory.exists() {
-            match StoredImage::open_for(&directory, Purpose::New) {
+            match StoredImage::open_for(&directory, Purpose::Known) {
                 Ok(image) => return Ok((image, fetched)),
-                Err(error) => tracing::warn!(%error, "making the image's metadata again"),
+                Err(error @ (ImageError::Damaged { .. } | ImageError::Io { .. })) => {
+                    tracing::warn!(%error, "making the image's metadata again");
+                    fs::remove_dir_all(&directory).at(&directory)?;
+                }
+                Err(error) => return Err(error),
             }
-            fs::remove_dir_all(&directory).at(&directory)?;
         }
         let manifest = Manifest::parse(&image.manifest);
         let manifest = manifest.map_err(|error| damaged(&path, &error.to_string()))?;

@@ -7,7 +7,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -23,7 +23,7 @@ use virtio_bindings::{
     virtio_config::VIRTIO_F_VERSION_1,
     virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
 };
-use virtio_queue::{DescriptorChain, QueueOwnedT as _};
+use virtio_queue::{DescriptorChain, QueueOwnedT as _, QueueT as _};
 use vm_memory::{GuestAddressSpace as _, GuestMemoryAtomic, GuestMemoryLoadGuard, GuestMemoryMmap};
 use vmm_sys_util::{
     epoll::EventSet,
@@ -39,6 +39,9 @@ type Chain = DescriptorChain<GuestMemoryLoadGuard<GuestMemoryMmap>>;
 const QUEUES: usize = 2;
 const QUEUE_SIZE: usize = 1024;
 
+/// Requests that are answered at a time.
+const THREADS: usize = 64;
+
 /// A socket at which a monitor will connect.
 pub(in crate::nydusd) struct Socket(Listener);
 
@@ -50,15 +53,18 @@ impl Socket {
         Ok(Socket(listener.with_context(|| format!("cannot listen at {}", path.display()))?))
     }
 
-    /// Serves the first monitor that connects until it is gone. Requests are answered on threads of
-    /// `pool`: one that waits for a registry does not hold up others.
-    pub(in crate::nydusd) fn serve(mut self, share: &Share, pool: Handle) -> Result<()> {
+    /// Serves the first monitor that connects until it is gone. Each request is answered on a thread
+    /// of its own, [`THREADS`] at most: one that waits for a registry does not hold up others.
+    pub(in crate::nydusd) fn serve(mut self, share: &Share) -> Result<()> {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let pool = builder.worker_threads(1).max_blocking_threads(THREADS).build()?;
         let memory = Memory::new(GuestMemoryMmap::new());
         let device = Arc::new(Device {
             server: Arc::new(Server::new(share.files())),
             memory: memory.clone(),
             takes_indexes: AtomicBool::new(false),
-            pool,
+            in_flight: Arc::new(AtomicUsize::new(0)),
+            pool: pool.handle().clone(),
         });
         let failed = |error| anyhow!("the guest cannot be served: {error}");
         let mut daemon =
@@ -68,6 +74,8 @@ impl Socket {
         if let Err(error) = daemon.wait() {
             tracing::debug!(%error, "the monitor is gone");
         }
+        // Requests that wait for a registry have no guest any more.
+        pool.shutdown_background();
         Ok(())
     }
 }
@@ -77,6 +85,8 @@ struct Device {
     memory: Memory,
     /// Whether the driver says up to which index it wants to be notified.
     takes_indexes: AtomicBool,
+    /// Requests that are being answered. A guest has no more than fit into its queues.
+    in_flight: Arc<AtomicUsize>,
     pool: Handle,
 }
 
@@ -148,7 +158,11 @@ impl Device {
             queue.get_queue_mut().iter(memory).map_err(io::Error::other)?.collect()
         };
         for request in requests {
+            if self.in_flight.fetch_add(1, Ordering::Relaxed) >= QUEUES * QUEUE_SIZE {
+                return Err(io::Error::other("the guest has more requests than its queues hold"));
+            }
             let (server, queue) = (self.server.clone(), queue.clone());
+            let in_flight = self.in_flight.clone();
             self.pool.spawn_blocking(move || {
                 let at = request.head_index();
                 let written = answer(&server, request).unwrap_or_else(|error| {
@@ -158,6 +172,7 @@ impl Device {
                 if let Err(error) = finish(&queue, at, written) {
                     tracing::warn!(%error, "the guest gets no answer");
                 }
+                in_flight.fetch_sub(1, Ordering::Relaxed);
             });
         }
         Ok(())
@@ -175,6 +190,10 @@ fn answer(server: &Server<Arc<Vfs>>, request: Chain) -> Result<u32> {
 
 /// Gives a request back to the guest.
 fn finish(queue: &VringMutex<Memory>, at: u16, written: u32) -> io::Result<()> {
+    // The monitor has stopped it: its memory may be another queue's by now.
+    if !queue.get_ref().get_queue().ready() {
+        return Ok(());
+    }
     queue.add_used(at, written).map_err(io::Error::other)?;
     match queue.needs_notification().map_err(io::Error::other)? {
         true => queue.signal_used_queue(),

@@ -12,6 +12,6 @@ mod share;
 
 pub(super) use self::{
     device::Socket,
-    scratch::Scratch,
+    scratch::{Scratch, sweep},
     share::{Changes, Share},
 };

@@ -6,12 +6,12 @@
 use std::{
     fs::{self, DirBuilder, File},
     io,
-    os::unix::fs::DirBuilderExt as _,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
 };
 
-use anyhow::{Result, bail};
-use lazuli_runtime::daemon::{Request, Response};
+use anyhow::Result;
+use lazuli_runtime::daemon::{Client, Request};
 
 use crate::{Session, daemon, path_context::PathContext as _};
 
@@ -25,25 +25,13 @@ pub(in crate::nydusd) struct Scratch {
 }
 
 impl Scratch {
-    /// Removes what other processes left, and makes a directory.
-    pub(in crate::nydusd) fn claim(session: &Session) -> Result<Self> {
+    pub(in crate::nydusd) fn new(session: &Session) -> Result<Self> {
         let parent = session.root.join("guests");
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700).create(&parent).cannot("create", &parent)?;
-        // One at a time, so that no directory is seen before it is locked.
-        let turn = File::open(&parent).cannot("open", &parent)?;
-        turn.lock().cannot("lock", &parent)?;
-        for entry in fs::read_dir(&parent).cannot("read", &parent)? {
-            let path = entry.cannot("read", &parent)?.path();
-            let lock = File::open(path.join(LOCK));
-            if lock.is_ok_and(|lock| lock.try_lock().is_ok())
-                && let Err(error) = remove(session, &path)
-            {
-                tracing::warn!(path = %path.display(), error = format!("{error:#}"), "it stays");
-            }
-        }
-        let directory = parent.join(std::process::id().to_string());
-        DirBuilder::new().mode(0o700).create(&directory).cannot("create", &directory)?;
+        let _turn = turn(&parent)?;
+        let directory = tempfile::Builder::new().prefix("").tempdir_in(&parent);
+        let directory = directory.cannot("create a directory in", &parent)?.keep();
         let path = directory.join(LOCK);
         let lock = File::create(&path).cannot("create", &path)?;
         lock.try_lock().cannot("lock", &path)?;
@@ -56,22 +44,58 @@ impl Scratch {
     }
 }
 
-/// Removes a directory and what is mounted in it. Images are read-only: what cannot be unmounted is
-/// not deleted either.
-fn remove(session: &Session, directory: &Path) -> Result<()> {
+/// Removes what processes left that are gone.
+pub(in crate::nydusd) fn sweep(session: &Session) -> Result<()> {
+    let parent = session.root.join("guests");
+    let mut left = Vec::new();
+    {
+        let _turn = turn(&parent)?;
+        for entry in fs::read_dir(&parent).cannot("read", &parent)? {
+            let path = entry.cannot("read", &parent)?.path();
+            // One without a lock was not finished.
+            let lock = File::create(path.join(LOCK)).cannot("open the lock of", &path)?;
+            if lock.try_lock().is_ok() {
+                left.push((path, lock));
+            }
+        }
+    }
+    if left.is_empty() {
+        return Ok(());
+    }
     let mut daemon = daemon::connect(session)?;
-    let Response::Status(status) = daemon.call(&Request::Status)? else {
-        bail!("the daemon is of another version")
-    };
-    for mount in status.mounts {
-        if mount.mountpoint.starts_with(directory) {
-            daemon.call(&Request::Umount { mountpoint: mount.mountpoint, lazy: true })?;
+    for (path, _lock) in left {
+        let device = fs::metadata(&path).cannot("read", &path)?.dev();
+        unmount_below(&mut daemon, &path, device)?;
+        match fs::remove_dir_all(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).cannot("remove", &path);
+            }
+            _ => {}
         }
     }
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).cannot("remove", directory)
+    Ok(())
+}
+
+/// Unmounts each directory below `directory`, which is on `device`, and has its login forgotten. In
+/// images nothing is looked for.
+fn unmount_below(daemon: &mut Client, directory: &Path, device: u64) -> Result<()> {
+    for entry in fs::read_dir(directory).cannot("read", directory)? {
+        let path = entry.cannot("read", directory)?.path();
+        let metadata = fs::symlink_metadata(&path).cannot("read", &path)?;
+        if !metadata.is_dir() {
+            continue;
         }
-        _ => Ok(()),
+        if metadata.dev() == device {
+            unmount_below(daemon, &path, device)?;
+        }
+        daemon.call(&Request::Umount { mountpoint: path, lazy: true })?;
     }
+    Ok(())
+}
+
+/// Waits until no other process makes or looks for directories.
+fn turn(parent: &Path) -> Result<File> {
+    let turn = File::open(parent).cannot("open", parent)?;
+    turn.lock().cannot("lock", parent)?;
+    Ok(turn)
 }

@@ -1,6 +1,11 @@
 //! What a guest sees.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, anyhow};
 use fuse_backend_rs::{
@@ -16,7 +21,10 @@ const SHORT: Duration = Duration::from_secs(1);
 
 /// Directories by the path at which the guest sees them.
 #[derive(Clone)]
-pub(in crate::nydusd) struct Share(Arc<Vfs>);
+pub(in crate::nydusd) struct Share {
+    files: Arc<Vfs>,
+    shown: Arc<Mutex<BTreeSet<String>>>,
+}
 
 /// Who changes a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,21 +42,25 @@ impl Share {
             no_writeback: true,
             ..VfsOptions::default()
         };
-        Share(Arc::new(Vfs::new(options)))
+        Share { files: Arc::new(Vfs::new(options)), shown: Arc::default() }
     }
 
     /// Its files for the device.
     pub(super) fn files(&self) -> Arc<Vfs> {
-        self.0.clone()
+        self.files.clone()
     }
 
-    /// Shows `directory` at `place`.
+    /// Shows `directory` at `place`, unless something is shown there.
     pub(in crate::nydusd) fn show(
         &self,
         place: &str,
         directory: &Path,
         changes: Changes,
     ) -> Result<()> {
+        let mut shown = self.shown();
+        if shown.contains(place) {
+            return Ok(());
+        }
         let (cache_policy, timeout) = match changes {
             Changes::Never => (CachePolicy::Always, FOR_EVER),
             Changes::ByAnyone => (CachePolicy::Auto, SHORT),
@@ -63,19 +75,28 @@ impl Share {
             entry_timeout: timeout,
             ..Config::default()
         };
-        let shown = PassthroughFs::<()>::new(config).and_then(|files| {
+        let opened = PassthroughFs::<()>::new(config).and_then(|files| {
             files.import()?;
             Ok(files)
         });
-        let files = shown.with_context(|| format!("cannot show {root_dir} to the guest"))?;
-        let mounted = self.0.mount(Box::new(files), place);
-        mounted.map(drop).map_err(|error| anyhow!("cannot show {root_dir} at {place}: {error}"))
+        let files = opened.with_context(|| format!("cannot show {root_dir} to the guest"))?;
+        let mounted = self.files.mount(Box::new(files), place);
+        mounted.map_err(|error| anyhow!("cannot show {root_dir} at {place}: {error}"))?;
+        shown.insert(place.to_owned());
+        Ok(())
     }
 
-    /// Hides what is shown at `place`.
+    /// Hides what is shown at `place`, if anything is. The guest's open files are closed.
     pub(in crate::nydusd) fn hide(&self, place: &str) -> Result<()> {
-        let hidden = self.0.umount(place);
+        if !self.shown().remove(place) {
+            return Ok(());
+        }
+        let hidden = self.files.umount(place);
         hidden.map(drop).map_err(|error| anyhow!("cannot hide {place} from the guest: {error}"))
+    }
+
+    fn shown(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

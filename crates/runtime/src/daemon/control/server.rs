@@ -8,11 +8,14 @@ use tokio::{
     sync::{oneshot, watch},
 };
 
-use crate::daemon::{
-    api::{Request, Response},
-    mounts::mount::InUse,
-    node::Node,
-    shutdown::Stop,
+use crate::{
+    daemon::{
+        api::{Request, Response},
+        mounts::mount::InUse,
+        node::Node,
+        shutdown::Stop,
+    },
+    kernel::mount,
 };
 
 /// A request is a few hundred bytes; paths are at most 4096 each.
@@ -111,6 +114,8 @@ async fn answer(node: &Arc<Node>, request: Request, gone: oneshot::Receiver<()>)
                 node.umount(&mountpoint, InUse::Refuse).await.map(done)
             }
             Request::Umount { mountpoint, lazy: true } => {
+                // Through links, as it was mounted. One that is gone may be in the table.
+                let mountpoint = mount::real_path(&mountpoint).unwrap_or(mountpoint);
                 node.umount_for_good(&mountpoint).await.map(done)
             }
             Request::Status => node.status().await.map(Response::Status),

@@ -24,17 +24,19 @@ impl Node {
     ) -> Result<(), DaemonError> {
         request.mountpoint = mount::real_path(&request.mountpoint).at(&request.mountpoint)?;
         let mountpoint = &request.mountpoint;
-        if let Some(login) = login {
-            let kept = self.admission.logins.set(&request, login).await;
-            kept.at(self.root.join("logins"))?;
-        }
         tokio::pin!(cancelled);
         loop {
-            if self.mounts.serves_at(mountpoint).await {
-                return match self.mounts.bootstrap_at(mountpoint).await {
-                    there if there == request.bootstrap => Ok(()),
-                    _ => Err(DaemonError::Taken { mountpoint: mountpoint.clone() }),
-                };
+            let serves = self.mounts.serves_at(mountpoint).await;
+            if serves && !self.mounts.is_of(&request).await {
+                return Err(DaemonError::Taken { mountpoint: mountpoint.clone() });
+            }
+            // Again after each pause: a request that failed meanwhile has forgotten it.
+            if let Some(login) = &login {
+                let kept = self.admission.logins.set(&request, login.clone()).await;
+                kept.at(self.root.join("logins"))?;
+            }
+            if serves {
+                return Ok(());
             }
             match self.mount(request.clone(), &mut cancelled).await {
                 Err(DaemonError::Taken { .. }) => tokio::time::sleep(OTHERS).await,
@@ -62,6 +64,7 @@ impl Node {
         let images = self.root.join("images");
         let read = file.read(&images).await?;
         let digest = read.manifest_digest();
+        let _lock = self.admission.fetch_locks.lock(&digest.to_string()).await;
         let pin = self.admission.pins.pin(&images, digest);
         let (stored, fetched) = read.store(&repository, &images).await?;
         Ok((stored, verified.of_index(digest), fetched, pin))

@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, MutexGuard, watch};
 use crate::{
     daemon::{
         DaemonError,
-        api::{MountStatus, SnapshotStatus},
+        api::{MountRequest, MountStatus, SnapshotStatus},
         filesystems::attachment::Attachment,
         record::{MountRecord, Records, mount_key},
         served::image::{Counters, ServedImage},
@@ -132,11 +132,15 @@ impl MountTable {
         mounts.contains_key(mountpoint)
     }
 
-    /// The bootstrap that a client mounted at a place, if it did so.
-    pub(super) async fn bootstrap_at(&self, mountpoint: &Path) -> Option<PathBuf> {
-        match self.mounts.lock().await.get(mountpoint) {
-            Some(Slot::Mounted(mount)) => mount.record.request.bootstrap.clone(),
-            _ => None,
+    /// Returns whether the mount at the request's place is of the image in the request, by the same
+    /// bootstrap.
+    pub(super) async fn is_of(&self, wanted: &MountRequest) -> bool {
+        match self.mounts.lock().await.get(&wanted.mountpoint) {
+            Some(Slot::Mounted(mount)) => {
+                let MountRequest { image, bootstrap, .. } = &mount.record.request;
+                (image, bootstrap) == (&wanted.image, &wanted.bootstrap)
+            }
+            _ => false,
         }
     }
 

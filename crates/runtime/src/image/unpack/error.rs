@@ -6,7 +6,7 @@ use lazuli_image::FormatError;
 
 /// Larger than the bootstrap of any image that RAFS v6 can describe in practice: 1 GiB holds some
 /// ten million files.
-pub(super) const BOOTSTRAP_LIMIT: u64 = 1 << 30;
+pub(in crate::image) const BOOTSTRAP_LIMIT: u64 = 1 << 30;
 
 /// Behind the bootstrap there may be `<blob id>.blob.meta` files, see [`meta`](super::meta).
 pub(super) const LAYER_LIMIT: u64 = 2 * BOOTSTRAP_LIMIT;
@@ -27,6 +27,9 @@ pub enum UnpackError {
     /// It claims to be larger than any bootstrap is.
     #[error("the bootstrap claims {0} bytes; the limit is {BOOTSTRAP_LIMIT}")]
     TooLarge(u64),
+    /// Another program writes to its file.
+    #[error("the bootstrap was changed while it was read: mount it again")]
+    Changed,
     /// A name, or other words about a member, longer than there is reason for.
     #[error("the bootstrap layer has a tar header of {0} bytes; the limit is {EXTENSION_LIMIT}")]
     Extension(u64),

@@ -22,11 +22,9 @@ use lazuli_image::{
 };
 use lazuli_sys::mmap::{FinishedFile, Map};
 
+pub(super) use self::error::BOOTSTRAP_LIMIT;
 pub use self::error::UnpackError;
-use self::{
-    error::{BOOTSTRAP_LIMIT, LAYER_LIMIT},
-    headers::Described,
-};
+use self::{error::LAYER_LIMIT, headers::Described};
 use super::{
     chunk_limit::{self, Purpose, Reservation},
     point_files,
@@ -123,28 +121,31 @@ pub(super) fn unpack(layer: impl Read, to: &Path) -> Result<Unpacked, UnpackErro
     Ok(Unpacked { path: to.to_owned(), bootstrap, reservation, tables, diff_id })
 }
 
-/// SHA-256 of a bootstrap in a file, which is read from its beginning.
-pub(super) fn sha256(file: &File) -> io::Result<Digest> {
-    let mut content = Hashed { inner: file, hasher: Algorithm::Sha256.hasher() };
-    content.inner.rewind()?;
+/// SHA-256 of the first `size` bytes of a file.
+pub(super) fn sha256(mut file: &File, size: u64) -> io::Result<Digest> {
+    file.rewind()?;
+    let mut content = Hashed { inner: file.take(size), hasher: Algorithm::Sha256.hasher() };
     io::copy(&mut content, &mut io::sink())?;
     Ok(content.hasher.finish())
 }
 
-/// Copies a bootstrap that is in no layer to the new file `to`, and translates it from RAFS v5 if
-/// necessary.
-pub(super) fn copy(from: &File, to: &Path) -> Result<Unpacked, UnpackError> {
-    let size = from.metadata()?.len();
-    if size > BOOTSTRAP_LIMIT {
-        return Err(UnpackError::TooLarge(size));
-    }
+/// Copies a bootstrap that is in no layer, has `size` bytes and this SHA-256, to the new file `to`,
+/// and translates it from RAFS v5 if necessary.
+pub(super) fn copy(
+    from: &File,
+    (size, digest): (u64, Digest),
+    to: &Path,
+) -> Result<Unpacked, UnpackError> {
     let mut from = from;
     from.rewind()?;
     let mut content = Hashed { inner: from.take(size), hasher: Algorithm::Sha256.hasher() };
     let file = FinishedFile::create(to, BufReader::with_capacity(PIECE, &mut content))?;
+    if content.hasher.finish() != digest {
+        return Err(UnpackError::Changed);
+    }
     let (bootstrap, reservation) = open(file, to)?.map_err(UnpackError::Format)?;
-    let diff_id = content.hasher.finish();
-    Ok(Unpacked { path: to.to_owned(), bootstrap, reservation, tables: Vec::new(), diff_id })
+    let (path, tables) = (to.to_owned(), Vec::new());
+    Ok(Unpacked { path, bootstrap, reservation, tables, diff_id: digest })
 }
 
 type Opened = Result<(Bootstrap<Map>, Reservation), FormatError>;

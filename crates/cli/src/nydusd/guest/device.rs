@@ -169,10 +169,11 @@ impl Device {
                     tracing::warn!(error = format!("{error:#}"), "a request of the guest");
                     0
                 });
+                // Before the guest can put another one in its place.
+                in_flight.fetch_sub(1, Ordering::Relaxed);
                 if let Err(error) = finish(&queue, at, written) {
                     tracing::warn!(%error, "the guest gets no answer");
                 }
-                in_flight.fetch_sub(1, Ordering::Relaxed);
             });
         }
         Ok(())

@@ -53,8 +53,8 @@ impl Socket {
         Ok(Socket(listener.with_context(|| format!("cannot listen at {}", path.display()))?))
     }
 
-    /// Serves the first monitor that connects until it is gone. Each request is answered on a thread
-    /// of its own, [`THREADS`] at most: one that waits for a registry does not hold up others.
+    /// Serves the first monitor that connects until it is gone. Each request is answered on a
+    /// thread of its own, [`THREADS`] at most: one that waits for a registry holds up no other.
     pub(in crate::nydusd) fn serve(mut self, share: &Share) -> Result<()> {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let pool = builder.worker_threads(1).max_blocking_threads(THREADS).build()?;

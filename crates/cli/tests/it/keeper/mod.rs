@@ -188,9 +188,9 @@ fn a_keeper_without_the_lock_ends() {
 fn the_keeper_stays_small() {
     let Some(node) = mounted("fanotify") else { return };
     // The kernel maps code in pieces of up to 2 MiB: that of a debug build does not fit.
-    // Its relocations alone take 1.6 MB.
+    // Its relocations alone take 2.6 MB.
     let (what, limit) = match cfg!(debug_assertions) {
-        true => ("RssAnon:", 3 << 10),
+        true => ("RssAnon:", 4 << 10),
         false => ("VmRSS:", 2 << 10),
     };
     for _ in 0..3 {

@@ -1,5 +1,5 @@
-//! Images of which a client has the bootstrap, and no manifest: nydusd's clients unpack it from its
-//! layer, and hand over the file.
+//! Images that a client brings as a bootstrap file, without a manifest: clients of nydusd unpack
+//! the bootstrap layer themselves.
 
 use std::{
     collections::BTreeMap,

@@ -4,8 +4,9 @@
 //! images/<manifest digest>/
 //!   manifest.json   as the registry holds it; its digest is the directory's name
 //!   config.json     as the registry holds it; its digest is in the manifest
-//!   bootstrap       unpacked from the layer whose digest is in the manifest, or made from the
-//!                   layers' tables of contents; always RAFS v6
+//!   bootstrap       unpacked from the layer whose digest is in the manifest, made from the
+//!                   layers' tables of contents, or copied from a client's file, for which this
+//!                   node writes manifest and config; always RAFS v6
 //!   bootstrap.digest
 //!   bootstrap.points-N  where decoders can begin in blob N, an unconverted gzip layer
 //!   removed         there if containerd has removed the image and the rest may go

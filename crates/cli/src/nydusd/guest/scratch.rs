@@ -76,8 +76,8 @@ pub(in crate::nydusd) fn sweep(session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// Unmounts each directory below `directory`, which is on `device`, and has its login forgotten. In
-/// images nothing is looked for.
+/// Unmounts every directory below `directory`, which is on `device`, and drops its login. Does not
+/// descend into mounted images: they are on other devices.
 fn unmount_below(daemon: &mut Client, directory: &Path, device: u64) -> Result<()> {
     for entry in fs::read_dir(directory).cannot("read", directory)? {
         let path = entry.cannot("read", directory)?.path();

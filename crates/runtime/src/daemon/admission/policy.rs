@@ -74,9 +74,7 @@ impl Admission {
         request: &MountRequest,
     ) -> Result<Verified, DaemonError> {
         let (_, digest) = request.name_and_digest()?;
-        let (asked, options) = (request.asked_name()?, self.options(request));
-        let question = Question::resolved(&asked, manifest_descriptor(digest), &options);
-        Ok(self.gate.admit(question).await?)
+        self.admit_digest(request, &request.asked_name()?, digest).await
     }
 
     /// Finds out whether a bootstrap with this digest may run that came without a manifest.
@@ -85,8 +83,17 @@ impl Admission {
         request: &MountRequest,
         digest: Digest,
     ) -> Result<Verified, DaemonError> {
-        let (asked, options) = (request.asked_name()?.pinned_to(digest), self.options(request));
-        let question = Question::resolved(&asked, manifest_descriptor(digest), &options);
+        self.admit_digest(request, &request.asked_name()?.pinned_to(digest), digest).await
+    }
+
+    async fn admit_digest(
+        &self,
+        request: &MountRequest,
+        name: &ImageName,
+        digest: Digest,
+    ) -> Result<Verified, DaemonError> {
+        let options = self.options(request);
+        let question = Question::resolved(name, manifest_descriptor(digest), &options);
         Ok(self.gate.admit(question).await?)
     }
 }

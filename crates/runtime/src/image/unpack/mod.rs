@@ -63,8 +63,8 @@ impl Unpacked {
         wanted.map(|blob| (*blob, records[usize::from(blob.0)].clone())).collect()
     }
 
-    /// SHA-256 of the whole tar: the layer's DiffID in the image's configuration. Of a bootstrap
-    /// that came in none, its own.
+    /// SHA-256 of the whole tar: the layer's DiffID in the image's configuration. For a bootstrap
+    /// file, which came without a tar, that of the file.
     pub(super) fn diff_id(&self) -> Digest {
         self.diff_id
     }
@@ -129,8 +129,8 @@ pub(super) fn sha256(mut file: &File, size: u64) -> io::Result<Digest> {
     Ok(content.hasher.finish())
 }
 
-/// Copies a bootstrap that is in no layer, has `size` bytes and this SHA-256, to the new file `to`,
-/// and translates it from RAFS v5 if necessary.
+/// Copies a bootstrap file, of `size` bytes and with this SHA-256, to the new file `to`, and
+/// translates it from RAFS v5 if necessary.
 pub(super) fn copy(
     from: &File,
     (size, digest): (u64, Digest),

@@ -13,50 +13,12 @@ from lab import REPOSITORY, background, corpus, run, wait_until
 from lab.coldstart import image_size
 from lab.containerd import listens
 from lab.lazuli import Lazuli
+from lab.nydus import configure
 from nerdctl import PROGRAM, Nerdctl
 from scene import CONTAINERD, ON_DEMAND, TIMEOUT, expect, lazuli, mb, same_trees, saw
 
 IMAGE = "redis"
 MODES = {"dedicated": "a process for each image", "shared": "one process"}
-
-# As upstream's misc/snapshotter/config.toml has it, but for what is the machine's: no cgroup, no
-# ports, no sockets elsewhere.
-CONFIG = """\
-version = 1
-root = "{work}/nydus"
-address = "{work}/nydus.sock"
-daemon_mode = "{mode}"
-cleanup_on_close = false
-
-[system]
-enable = true
-address = "{work}/nydus-system.sock"
-
-[daemon]
-nydusd_config = "{work}/nydusd.json"
-nydusd_path = "{work}/nydusd"
-nydusimage_path = "{work}/nydus-image"
-fs_driver = "fusedev"
-recover_policy = "failover"
-threads_number = 4
-failover_policy = "resend"
-
-[log]
-log_to_stdout = true
-level = "info"
-"""
-
-# Upstream's misc/snapshotter/nydusd-config.fusedev.json; the registry has no TLS.
-NYDUSD = {
-    "device": {
-        "backend": {"type": "registry", "config": {"scheme": "http", "timeout": 5}},
-        "cache": {"type": "blobcache"},
-    },
-    "mode": "direct",
-    "digest_validate": False,
-    "enable_xattr": True,
-    "fs_prefetch": {"enable": True, "prefetch_all": True},
-}
 
 # The node's Lazuli has another state directory than the default one.
 WRAPPER = """\
@@ -87,9 +49,8 @@ def program(name):
 def snapshotter(node, mode):
     """A running snapshotter, which leaves its processes and mounts."""
     work, address = node.work, node.work / "nydus.sock"
-    (work / "nydus.toml").write_text(CONFIG.format(work=work, mode=mode))
-    (work / "nydusd.json").write_text(json.dumps(NYDUSD))
-    command = [program("containerd-nydus-grpc"), "--config", work / "nydus.toml"]
+    config = configure(work, work / "nydus-image", mode, cleanup=False, system=True)
+    command = [program("containerd-nydus-grpc"), "--config", config]
     with contextlib.suppress(FileNotFoundError):
         address.unlink()
     with background(*command, log=work / "nydus.log", timeout=TIMEOUT,

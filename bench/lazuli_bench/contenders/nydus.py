@@ -1,7 +1,6 @@
 """Nydus images (v2: RAFS v6) and the nydus snapshotter, whose nydusd serves them with FUSE."""
 
 import contextlib
-import json
 import os
 import resource
 import shutil
@@ -12,38 +11,12 @@ from pathlib import Path
 
 from lab import REPOSITORY, background, run, unmount_below
 from lab.containerd import listens
+from lab.nydus import configure
 
 from . import Contender, Service, program
 from .stargz import directory
 
 SNAPSHOTTER, CONVERTER = "containerd-nydus-grpc", "contender-nydus-convert"
-
-# As upstream's misc/snapshotter/config.toml has it, but for what is the machine's: no cgroup, no
-# ports, no sockets elsewhere. With the clean-up its processes end with it.
-CONFIG = """\
-version = 1
-root = "{work}/nydus"
-address = "{socket}"
-daemon_mode = "dedicated"
-cleanup_on_close = true
-
-[system]
-enable = false
-address = "{work}/nydus-system.sock"
-
-[daemon]
-nydusd_config = "{work}/nydusd.json"
-nydusd_path = "{work}/nydusd"
-nydusimage_path = "{nydus_image}"
-fs_driver = "fusedev"
-recover_policy = "failover"
-threads_number = 4
-failover_policy = "resend"
-
-[log]
-log_to_stdout = true
-level = "info"
-"""
 
 # nydusd wants a limit of a million open files, and ends where it may not raise it so far; its
 # snapshotter cannot tell it another.
@@ -52,24 +25,6 @@ WRAPPER = """\
 exec '{nydusd}' "$@" --rlimit-nofile {files}
 """
 FILES = 1_000_000
-
-# Upstream's misc/snapshotter/nydusd-config.fusedev.json, which fetches whole images in the
-# background; the registry has no TLS.
-NYDUSD = {
-    "device": {
-        "backend": {
-            "type": "registry",
-            "config": {"scheme": "http", "timeout": 5, "connect_timeout": 5, "retry_limit": 2},
-        },
-        "cache": {"type": "blobcache"},
-    },
-    "mode": "direct",
-    "digest_validate": False,
-    "iostats_files": False,
-    "enable_xattr": True,
-    "amplify_io": 1048576,
-    "fs_prefetch": {"enable": True, "threads_count": 8, "merging_size": 1048576, "prefetch_all": True},
-}
 
 
 class Nydus(Contender):
@@ -94,9 +49,9 @@ class Nydus(Contender):
 
     @contextlib.contextmanager
     def service(self, work):
-        socket, config = work / "nydus.sock", work / "nydus.toml"
-        config.write_text(CONFIG.format(work=work, socket=socket, nydus_image=upstream("nydus-image")))
-        work.joinpath("nydusd.json").write_text(json.dumps(NYDUSD))
+        socket = work / "nydus.sock"
+        # With the clean-up its processes end with it.
+        config = configure(work, upstream("nydus-image"))
         wrap(upstream("nydusd"), work / "nydusd")
         family = []
         try:
